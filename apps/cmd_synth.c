@@ -1,0 +1,207 @@
+/* cmd_synth.c: `moonshine synth`: a random checkpoint in the official K3 layout. */
+#include <inttypes.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "command.h"
+#include "lane/k3/k3_synth.h"
+
+enum { NOT_GIVEN = 0 };
+
+/* Shape fields: 0 means the preset's value. */
+typedef struct synth_flags {
+    uint32_t layers, hidden, vocab, dense, block, first_dense;
+    uint32_t experts, top_k, shared, inner, latent;
+    uint32_t kda_heads, kda_dim, mla_heads, nope, extra, value, q_rank, kv_rank, mla_every;
+    uint64_t max_context;
+    int64_t seed;
+    uint32_t threads;
+    int preset;
+    bool sparse, vision;
+} synth_flags;
+
+static const char *const presets[] = {"small", "mid", "official", NULL};
+
+#define DIM(n, f, what) {.name = n, .type = MS_OPTION_U32, .offset = offsetof(synth_flags, f), .arg = "N", .min = 1, .max = 16777216, .help = what}
+static const ms_option options[] = {
+    {.name = "preset", .type = MS_OPTION_CHOICE, .offset = offsetof(synth_flags, preset), .arg = "P", .choices = presets,
+     .help = "Shape to start from (default: small); the options below change single numbers."},
+    DIM("layers", layers, "Layers."),
+    DIM("hidden", hidden, "Width of the residual stream."),
+    DIM("vocab", vocab, "Token ids."),
+    DIM("dense", dense, "Inner width of dense layers."),
+    DIM("block", block, "Layers in an attention-residual block."),
+    DIM("first-dense", first_dense, "Dense layers at the start."),
+    DIM("experts", experts, "Routed experts a layer."),
+    DIM("top-k", top_k, "Experts a token uses."),
+    DIM("shared", shared, "Shared experts."),
+    DIM("inner", inner, "Inner width of an expert."),
+    DIM("latent", latent, "Width the routed experts work in."),
+    DIM("kda-heads", kda_heads, "KDA heads."),
+    DIM("kda-dim", kda_dim, "KDA head width."),
+    DIM("mla-heads", mla_heads, "MLA heads."),
+    DIM("mla-every", mla_every, "Every N-th layer is MLA, and the last one."),
+    DIM("nope", nope, "MLA content width a head."),
+    DIM("extra", extra, "MLA extra width a head."),
+    DIM("value", value, "MLA value width a head."),
+    DIM("q-rank", q_rank, "MLA query rank."),
+    DIM("kv-rank", kv_rank, "MLA latent rank."),
+    {.name = "max-context", .type = MS_OPTION_U64, .offset = offsetof(synth_flags, max_context), .arg = "N", .min = 1, .max = 1048576,
+     .help = "Longest context."},
+    {.name = "seed", .type = MS_OPTION_I64, .offset = offsetof(synth_flags, seed), .arg = "N", .help = "Random seed (default: 0)."},
+    {.name = "threads", .type = MS_OPTION_U32, .offset = offsetof(synth_flags, threads), .arg = "N", .min = 1, .max = 256,
+     .help = "Generator threads (default: all processors)."},
+    {.name = "sparse", .type = MS_OPTION_FLAG, .offset = offsetof(synth_flags, sparse),
+     .help = "Real headers, holes for the weights (all read as zero)."},
+    {.name = "vision", .type = MS_OPTION_FLAG, .offset = offsetof(synth_flags, vision),
+     .help = "Add the two shards of the vision part, which are never read."},
+};
+
+static void small_shape(k3_config *c) {
+    c->vocab = 512;
+    c->hidden = 256;
+    c->layers = 5;
+    c->dense_width = 512;
+    c->block_size = 2;
+    c->experts = 16;
+    c->top_k = 4;
+    c->expert_inner = 128;
+    c->latent = 128;
+    c->mla_heads = c->kda_heads = 4;
+    c->kda_dim = 64;
+    c->nope = 64;
+    c->extra = 32;
+    c->value = 64;
+    c->q_rank = 128;
+    c->kv_rank = 96;
+    c->max_context = 65536;
+}
+
+/* A model that fits into a small machine but not into its caches: for measurements. */
+static void mid_shape(k3_config *c) {
+    c->vocab = 16384;
+    c->hidden = 2048;
+    c->layers = 12;
+    c->dense_width = 4096;
+    c->block_size = 4;
+    c->experts = 96;
+    c->top_k = 8;
+    c->expert_inner = 1024;
+    c->latent = 1024;
+    c->mla_heads = c->kda_heads = 16;
+    c->q_rank = 512;
+    c->max_context = 65536;
+}
+
+static void set_u32(uint32_t *field, uint32_t given) {
+    if (given != NOT_GIVEN) *field = given;
+}
+
+static void choose_layers(k3_config *c, uint32_t every) {
+    for (uint32_t l = 0; l < c->layers && l < K3_MAX_LAYERS; l++)
+        c->is_mla[l] = (l + 1) % every == 0 || (c->layers > 1 && l == c->layers - 1);
+}
+
+static void shape(const synth_flags *f, k3_config *c) {
+    k3_config_official(c);
+    if (f->preset == 0) small_shape(c);
+    if (f->preset == 1) mid_shape(c);
+    set_u32(&c->layers, f->layers);
+    set_u32(&c->hidden, f->hidden);
+    set_u32(&c->vocab, f->vocab);
+    set_u32(&c->dense_width, f->dense);
+    set_u32(&c->block_size, f->block);
+    set_u32(&c->first_dense, f->first_dense);
+    set_u32(&c->experts, f->experts);
+    set_u32(&c->top_k, f->top_k);
+    set_u32(&c->shared_experts, f->shared);
+    set_u32(&c->expert_inner, f->inner);
+    set_u32(&c->latent, f->latent);
+    set_u32(&c->kda_heads, f->kda_heads);
+    set_u32(&c->kda_dim, f->kda_dim);
+    set_u32(&c->mla_heads, f->mla_heads);
+    set_u32(&c->nope, f->nope);
+    set_u32(&c->extra, f->extra);
+    set_u32(&c->value, f->value);
+    set_u32(&c->q_rank, f->q_rank);
+    set_u32(&c->kv_rank, f->kv_rank);
+    if (f->max_context) c->max_context = f->max_context;
+    /* the official lists are kept unless the layers change */
+    if (f->preset != 2 || f->layers || f->mla_every) choose_layers(c, f->mla_every ? f->mla_every : 4);
+    /* control ids sit behind the ranks, in the official order */
+    if (c->vocab > 256) {
+        c->bos = c->vocab - 256;
+        c->eos = c->bos + 2;
+        c->pad = c->vocab - 1;
+    } else {
+        c->bos = c->eos = c->pad = c->vocab - 1;
+    }
+}
+
+static volatile sig_atomic_t interrupted;
+static void on_signal(int sig) { interrupted = sig; }
+
+typedef struct progress_state {
+    uint64_t start_ns, last_ns;
+    bool terminal;
+} progress_state;
+
+static bool progress(void *arg, uint64_t done, uint64_t total) {
+    progress_state *p = arg;
+    uint64_t now = ms_clock_ns(), every = p->terminal ? 250000000ull : 60000000000ull;
+    if (now - p->last_ns >= every) {
+        p->last_ns = now;
+        double seconds = (double)(now - p->start_ns) / 1e9, rate = (double)done / (seconds > 0 ? seconds : 1);
+        fprintf(stderr, "%s%.2f of %.2f GB, %.2f GB/s, %.0f s left%s", p->terminal ? "\r\033[K" : "", (double)done / 1e9,
+                (double)total / 1e9, rate / 1e9, rate > 0 ? (double)(total - done) / rate : 0.0, p->terminal ? "" : "\n");
+    }
+    return interrupted == 0;
+}
+
+int ms_command_synth(int argc, char **argv) {
+    synth_flags flags = {0};
+    const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &flags}};
+    const ms_option_set set = {.program = "moonshine synth",
+                               .synopsis = "DIR [options]",
+                               .about = "Writes a random checkpoint in the official K3 layout into the new or empty folder DIR.",
+                               .groups = groups,
+                               .group_count = 1,
+                               .max_args = 1};
+    ms_option_result r;
+    int code = ms_command_parse(&set, argc, argv, &r);
+    if (code >= 0) return code;
+    if (r.arg_count != 1) {
+        fprintf(stderr, "%s: expected the folder to write\n", set.program);
+        return 2;
+    }
+    k3_config c;
+    shape(&flags, &c);
+    struct sigaction act = {.sa_handler = on_signal};
+    (void)sigaction(SIGINT, &act, NULL);
+    (void)sigaction(SIGTERM, &act, NULL);
+    progress_state p = {.start_ns = ms_clock_ns(), .terminal = isatty(STDERR_FILENO) == 1};
+    p.last_ns = p.start_ns;
+    k3_synth_report report = {0};
+    k3_synth_options o = {.seed = (uint64_t)flags.seed,
+                          .sparse = flags.sparse,
+                          .vision = flags.vision,
+                          .threads = flags.threads,
+                          .progress = progress,
+                          .progress_arg = &p,
+                          .report = &report};
+    ms_error err;
+    ms_status st = k3_synth_write(r.args[0], &c, &o, &err);
+    if (p.terminal && p.last_ns != p.start_ns) fputs("\r\033[K", stderr);
+    if (interrupted) {
+        fprintf(stderr, "%s: interrupted, %s removed\n", set.program, r.args[0]);
+        return 128 + (int)interrupted;
+    }
+    if (st != MS_OK) return ms_command_fail(set.program, &err);
+    printf("%s: %u shards, %" PRIu64 " tensors, %" PRIu64 " bytes of weights, %.1f s\n", r.args[0], report.shards,
+           report.tensors, report.payload_bytes, (double)(ms_clock_ns() - p.start_ns) / 1e9);
+    return ms_command_finish(set.program);
+}

@@ -1,0 +1,95 @@
+#include "command.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const precisions[] = {"fast", "reference", NULL};
+static const char *const formats[] = {"q8", "bf16", NULL};
+
+#define FIELD(f) offsetof(ms_model_flags, f)
+const ms_option ms_model_option_table[] = {
+    {.name = "context", .type = MS_OPTION_U64, .offset = FIELD(context), .arg = "N", .min = 1, .max = 1048576,
+     .help = "Longest conversation in tokens (default: 8192, or the model's maximum if that is less)."},
+    {.name = "experts", .type = MS_OPTION_U32, .offset = FIELD(experts), .arg = "N", .max = 65536,
+     .help = "Cache slots a routed layer, 0 to all (default: 32, or all if that is less)."},
+    {.name = "staging", .type = MS_OPTION_U32, .offset = FIELD(staging), .arg = "N", .min = 1, .max = 1024,
+     .help = "Expert read buffers (default: 16)."},
+    {.name = "depth", .type = MS_OPTION_U32, .offset = FIELD(depth), .arg = "N", .min = 1, .max = 1024,
+     .help = "Expert reads in flight (default: as many as buffers)."},
+    {.name = "range", .type = MS_OPTION_U32, .offset = FIELD(range), .arg = "N", .min = 1, .max = 1048576,
+     .help = "Most tokens of one layer-major pass (default: 512). Never changes a result."},
+    {.name = "precision", .type = MS_OPTION_CHOICE, .offset = FIELD(precision), .arg = "P", .choices = precisions,
+     .help = "Arithmetic (default: fast)."},
+    {.name = "static", .type = MS_OPTION_CHOICE, .offset = FIELD(static_format), .arg = "F", .choices = formats,
+     .help = "Storage of the resident weights (default: q8)."},
+    {.name = "threads", .type = MS_OPTION_U32, .offset = FIELD(threads), .arg = "N", .min = 1, .max = 256,
+     .help = "Compute threads (default: all processors)."},
+    {.name = "reserve", .type = MS_OPTION_BYTES, .offset = FIELD(reserve_bytes), .arg = "BYTES", .max = UINT64_MAX - 1,
+     .help = "Memory to leave free (default: 4G, or 10 % of what is available if that is less)."},
+    {.name = "kernels", .type = MS_OPTION_STRING, .offset = FIELD(kernels), .arg = "NAME",
+     .help = "CPU kernels: scalar or avx2 (default: the best this CPU has)."},
+    {.name = "no-direct", .type = MS_OPTION_FLAG, .offset = FIELD(no_direct),
+     .help = "Read experts through the page cache."},
+    {.name = "no-uring", .type = MS_OPTION_FLAG, .offset = FIELD(no_uring), .help = "Read experts with pread."},
+};
+const size_t ms_model_option_count = sizeof ms_model_option_table / sizeof ms_model_option_table[0];
+
+ms_model_flags ms_model_flags_default(void) {
+    return (ms_model_flags){.experts = MS_DEFAULT_EXPERTS, .reserve_bytes = MS_DEFAULT_RESERVE};
+}
+
+ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *model) {
+    ms_engine_options o;
+    ms_engine_options_default(&o, model);
+    o.context = f->context;
+    o.experts = f->experts;
+    o.staging = f->staging;
+    o.read_depth = f->depth;
+    o.range_rows = f->range;
+    o.precision = f->precision ? MS_PRECISION_REFERENCE : MS_PRECISION_FAST;
+    o.static_format = f->static_format ? MS_STATIC_BF16 : MS_STATIC_Q8;
+    o.threads = f->threads;
+    o.reserve_bytes = f->reserve_bytes;
+    o.kernels = f->kernels;
+    o.buffered_reads = f->no_direct;
+    o.no_uring = f->no_uring;
+    return o;
+}
+
+int ms_command_parse(const ms_option_set *set, int argc, char **argv, ms_option_result *result) {
+    ms_error err;
+    if (ms_options_parse(set, argc, argv, result, &err) != MS_OK) return ms_command_fail(set->program, &err);
+    if (result->version) {
+        printf("%s %s\n", set->program, MS_VERSION);
+        return ms_command_finish(set->program);
+    }
+    if (!result->help) return -1;
+    ms_text text = {0};
+    ms_options_help(set, &text);
+    if (!text.failed && text.data) fputs(text.data, stdout);
+    ms_text_free(&text);
+    return ms_command_finish(set->program);
+}
+
+int ms_command_fail(const char *program, const ms_error *err) {
+    fprintf(stderr, "%s: %s\n", program, err->message);
+    if (err->code == MS_ERR_USAGE) return 2;
+    return err->code == MS_ERR_NO_FIT ? 3 : 1;
+}
+
+int ms_command_finish(const char *program) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+    fprintf(stderr, "%s: standard output: %s\n", program, strerror(errno));
+    return 1;
+}
+
+const char *ms_command_model(const char *program, const ms_option_result *result, size_t index) {
+    if (result->arg_count > index) return result->args[index];
+    const char *env = getenv("MOONSHINE_MODEL");
+    if (env && *env) return env;
+    fprintf(stderr, "%s: no model: give a checkpoint directory or set MOONSHINE_MODEL\n", program);
+    return NULL;
+}

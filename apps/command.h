@@ -1,0 +1,42 @@
+/* command.h: the subcommands of `moonshine` and what they share.
+ *
+ * A command gets its own argv (argv[0] is its name) and returns the exit code: 0 success, 1 the work failed,
+ * 2 wrong usage, 3 refused because it does not fit.
+ */
+#ifndef MS_APPS_COMMAND_H
+#define MS_APPS_COMMAND_H
+
+#include "base/options.h"
+#include "moonshine/moonshine.h"
+
+int ms_command_plan(int argc, char **argv);
+int ms_command_verify(int argc, char **argv);
+int ms_command_logits(int argc, char **argv);
+int ms_command_text(int argc, char **argv);
+int ms_command_synth(int argc, char **argv);
+
+/* Engine options as every program takes them. */
+typedef struct ms_model_flags {
+    uint64_t context, reserve_bytes;
+    uint32_t experts, staging, depth, range, threads;
+    int precision, static_format; /* indexes into their choices */
+    const char *kernels;
+    bool no_direct, no_uring;
+} ms_model_flags;
+
+extern const ms_option ms_model_option_table[];
+extern const size_t ms_model_option_count;
+
+ms_model_flags ms_model_flags_default(void);
+ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *model);
+
+/* Parses; prints help or version.  Returns -1 to go on, else the exit code. */
+int ms_command_parse(const ms_option_set *set, int argc, char **argv, ms_option_result *result);
+/* Prints "program: message" to stderr and gives the exit code of the error. */
+int ms_command_fail(const char *program, const ms_error *err);
+/* Flushes standard output; a write error there is exit code 1 with a message. */
+int ms_command_finish(const char *program);
+/* The MODEL argument or MOONSHINE_MODEL; NULL after a message when neither is given. */
+const char *ms_command_model(const char *program, const ms_option_result *result, size_t index);
+
+#endif

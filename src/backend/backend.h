@@ -1,0 +1,197 @@
+/* backend.h: what a lane's graph asks of a device.
+ *
+ * A small set of fused operations over n rows of f32 activations; every lane is written against it and every
+ * backend implements all of it.  What each operation computes, to the bit, is docs/numerics.md.
+ *
+ * Memory: `float *`, `void *` named dev_* or documented as device are addresses in the backend's memory; only
+ *   the backend dereferences them (address arithmetic is fine).  On the CPU they are plain memory.
+ * Owns: a backend owns its threads or streams and its scratch; weights and buffers belong to the caller, who frees them through
+ *   the backend before destroying it.
+ * Threads: one thread drives a backend.
+ * Order: operations take effect in call order.  Operations do not fail one by one: a failure is kept and given by sync().
+ * Rows: activations are row-major f32, row i of x at x + i * stride; "[n][dim]" means stride == dim.
+ */
+#ifndef MS_BACKEND_BACKEND_H
+#define MS_BACKEND_BACKEND_H
+
+#include "base/error.h"
+#include "quant/mxfp4.h"
+
+typedef enum ms_format { MS_FORMAT_F32, MS_FORMAT_BF16, MS_FORMAT_Q8 } ms_format;
+
+enum { MS_Q8_GROUP = 128, MS_MLA_BLOCK = 256 };
+
+/* A matrix [rows][cols] (or vector: rows == 1) in the backend's own layout. */
+typedef struct ms_weight {
+    ms_format format;
+    uint32_t rows, cols;
+    void *data;    /* device */
+    float *scales; /* device; Q8 only */
+} ms_weight;
+
+/* Ledger size of a weight: Q8 is rows * cols + rows * ceil(cols / 128) * 4, BF16 2 and F32 4 bytes an element. */
+uint64_t ms_weight_bytes(ms_format format, uint32_t rows, uint32_t cols);
+
+typedef struct ms_product {
+    const ms_weight *weight; /* [out_dim][in_dim] */
+    float *out;              /* [n] rows of out_dim, out_stride apart */
+    size_t out_stride;       /* floats */
+    bool exact_input;        /* never quantise the input of this product */
+} ms_product;
+
+typedef struct ms_situ {
+    float beta, linear_beta;
+} ms_situ;
+
+typedef struct ms_mix {
+    const float *blocks; /* closed block j, row i at blocks + j * block_stride + i * dim */
+    size_t block_stride; /* floats */
+    uint32_t block_count;
+    const float *prefix;     /* [n][dim]: the running sum, last source */
+    const ms_weight *score;  /* u = norm weight * projection, F32 [1][dim] */
+} ms_mix;
+
+typedef struct ms_kda {
+    uint32_t heads, dim, taps; /* inner = heads * dim; taps: convolution length, 2..8 */
+    float gate_bound, norm_eps;
+    const ms_weight *conv[3];  /* q, k, v: F32 [inner][taps], last tap is the current token */
+    const ms_weight *a_log;    /* F32, first `heads` entries count */
+    const ms_weight *dt_bias;  /* F32 [1][inner] */
+    const ms_weight *o_norm;   /* F32 [1][dim] */
+} ms_kda;
+
+typedef struct ms_kda_io {
+    const float *q, *k, *v; /* [n][inner]: projections before the convolution */
+    const float *e;         /* [n][inner]: decay input */
+    const float *b;         /* [n][heads] */
+    const float *g;         /* [n][inner]: output gate, before sigmoid */
+    /* State is read from *_in and written to *_out, never in place, so that a range that fails half way has
+     * changed nothing.  in and out do not overlap. */
+    const float *state_in;  /* [heads][dim key][dim value] f32 */
+    float *state_out;
+    const void *history_in; /* [3][taps - 1][inner], oldest row first; f32 in reference, bf16 in fast */
+    void *history_out;
+    float *out;             /* [n][inner] */
+} ms_kda_io;
+
+typedef struct ms_mla {
+    uint32_t heads, nope, extra, value, rank;
+    float norm_eps;
+    float scale;               /* (nope + extra)^-0.5 */
+    const ms_weight *kv_norm;  /* [1][rank] */
+    const ms_weight *kv_b;     /* BF16 [heads * (nope + value)][rank] */
+} ms_mla;
+
+typedef struct ms_mla_io {
+    const float *q;    /* [n][heads * (nope + extra)] */
+    const float *c;    /* [n][rank + extra]: latent before its norm, then the extra key */
+    const float *gate; /* [n][heads * value], before sigmoid */
+    void *rows;        /* cache of one layer: [capacity][rank + extra], f32 or bf16 (row_bytes) */
+    uint64_t position; /* rows that exist before this range; rows position .. position + n - 1 are written */
+    float *out;        /* [n][heads * value] */
+} ms_mla_io;
+
+typedef struct ms_router {
+    const ms_weight *gate; /* BF16 [experts][dim] */
+    const ms_weight *bias; /* F32 [1][experts] */
+    uint32_t top_k;
+    bool renormalize;
+    float scale;
+} ms_router;
+
+/* Rows that use one expert.  row[i] indexes the activations, pair[i] the results. Host memory. */
+typedef struct ms_expert_batch {
+    const void *slot; /* device, slot layout */
+    const uint32_t *row, *pair;
+    uint32_t count;
+} ms_expert_batch;
+
+/* Scratch a backend keeps for its operations; the largest of everything that will be asked. */
+typedef struct ms_scratch_need {
+    uint32_t rows;         /* largest n */
+    uint32_t input_cols;   /* widest input of project() and mlp() */
+    uint32_t mlp_width;    /* widest inner width of mlp() */
+    ms_expert_shape expert;
+    uint32_t pairs;        /* most (row, expert) pairs of one experts_run */
+    uint32_t kda_heads, kda_dim, kda_taps;
+    uint32_t mla_heads, mla_nope, mla_extra, mla_value, mla_rank;
+    uint64_t context;      /* longest sequence */
+    uint32_t router_experts;
+} ms_scratch_need;
+
+typedef enum ms_memory_kind {
+    MS_MEM_DEVICE,  /* weights, state, activations, slots */
+    MS_MEM_STAGING  /* read by the device, written by the reader: 4096-aligned, pinned where that exists */
+} ms_memory_kind;
+
+typedef struct ms_backend ms_backend;
+struct ms_backend {
+    const char *name;     /* "cpu" */
+    const char *kernels;  /* "scalar", "avx2", ...: for logs */
+    ms_precision precision;
+    unsigned threads;
+
+    void (*destroy)(ms_backend *be);
+
+    /* -------- memory */
+    /* At least 64-byte aligned, zeroed. */
+    ms_status (*alloc)(ms_backend *be, ms_memory_kind kind, size_t bytes, const char *what, void **out, ms_error *err);
+    void (*release)(ms_backend *be, ms_memory_kind kind, void *p, size_t bytes);
+    void (*upload)(ms_backend *be, void *dev, const void *host, size_t bytes);
+    void (*download)(ms_backend *be, void *host, const void *dev, size_t bytes); /* waits */
+    void (*copy)(ms_backend *be, void *dev_to, const void *dev_from, size_t bytes);
+    void (*zero)(ms_backend *be, void *dev, size_t bytes);
+    ms_status (*sync)(ms_backend *be, ms_error *err); /* waits; first kept failure, then clear */
+
+    /* -------- weights */
+    ms_status (*weight_create)(ms_backend *be, ms_weight *w, ms_format format, uint32_t rows, uint32_t cols, ms_error *err);
+    /* Fills rows [first, first + count) from row-major BF16 or F32 host rows (source: MS_FORMAT_BF16 or _F32),
+     * converting to the weight's format.  A non-finite value is MS_ERR_NUMERIC naming row and column. */
+    ms_status (*weight_fill)(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *host,
+                             ms_format source, ms_error *err);
+    void (*weight_destroy)(ms_backend *be, ms_weight *w);
+
+    /* -------- scratch: sizes are pure, so that the plan can count them */
+    uint64_t (*scratch_bytes)(const ms_backend *be, const ms_scratch_need *need);
+    ms_status (*scratch_reserve)(ms_backend *be, const ms_scratch_need *need, ms_error *err);
+
+    /* -------- operations */
+    void (*rms_norm)(ms_backend *be, float *out, const float *x, uint32_t n, uint32_t dim, const ms_weight *w, float eps);
+    /* out = MIX, or RMS(MIX; norm) when norm is not NULL.  out may not alias a source. */
+    void (*mix_norm)(ms_backend *be, float *out, const ms_mix *mix, uint32_t n, uint32_t dim, float eps, const ms_weight *norm);
+    /* One or more products of the same input rows [n][cols]. */
+    void (*project)(ms_backend *be, const float *x, uint32_t n, const ms_product *products, uint32_t count);
+    /* out = down(SITU(gate x, up x)); [n][dim]. */
+    void (*mlp)(ms_backend *be, float *out, const float *x, uint32_t n, const ms_weight *gate, const ms_weight *up,
+                const ms_weight *down, ms_situ act);
+    void (*kda_range)(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint32_t n);
+    void (*mla_range)(ms_backend *be, const ms_mla *mla, const ms_mla_io *io, uint32_t n);
+    /* sum[i] = a[i] + b[i] over count floats; sum may be a or b. */
+    void (*add)(ms_backend *be, float *sum, const float *a, const float *b, size_t count);
+
+    /* ids [n][k] ascending per row, weights [n][k] beside them: device.  A row with a non-finite choice sets the kept
+     * failure to MS_ERR_NUMERIC (naming the row) and gets ids 0..k-1 with weight 0. */
+    void (*router_topk)(ms_backend *be, uint32_t *ids, float *weights, const float *x, uint32_t n, const ms_router *r);
+
+    /* Source bytes of an expert in staging (any misalignment) to a slot. */
+    ms_status (*install)(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, ms_error *err);
+    /* Prepares z [n][hidden] for experts_run calls until the next experts_begin. */
+    void (*experts_begin)(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s);
+    /* y [pairs][hidden]: pair results of the given batches. */
+    void (*experts_run)(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const ms_expert_batch *batches, uint32_t count);
+    /* out [n][hidden] = RMS(sum of weights[i][j] * y[i * k + j], j ascending; norm). */
+    void (*experts_reduce_norm)(ms_backend *be, float *out, const float *y, const float *weights, uint32_t n, uint32_t k,
+                                uint32_t hidden, const ms_weight *norm, float eps);
+};
+
+/* Bytes of stored state elements: 2 (bf16) in fast, 4 (f32) in reference. */
+static inline size_t ms_state_element_bytes(ms_precision p) { return p == MS_PRECISION_FAST ? 2 : 4; }
+
+typedef struct ms_cpu_options {
+    ms_precision precision;
+    unsigned threads;    /* 0: all processors */
+    const char *kernels; /* NULL: best for this CPU; "scalar", "avx2": must exist here */
+} ms_cpu_options;
+ms_status ms_backend_cpu_create(ms_backend **out, const ms_cpu_options *options, ms_error *err);
+
+#endif

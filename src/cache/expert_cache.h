@@ -1,0 +1,69 @@
+/* expert_cache.h: which expert sits in which slot.  A pure plan: no memory, no I/O, no clock.
+ *
+ * Every routed layer has its own slots and its own LRU order.  Admission has two phases: ms_cache_plan
+ * reserves a victim slot for each miss, whose old expert stays valid until ms_cache_commit (the bytes have
+ * been installed) or comes back with ms_cache_abort (the read failed).  Slots handed out by a plan are leased:
+ * no later plan replaces them until ms_cache_release.
+ *
+ * Owns: its tables.  Threads: one.
+ * Invariants (ms_cache_check): an expert is in at most one slot of its layer; slot and expert maps agree; the
+ *   LRU list holds each slot once; a reserved slot is leased; lease counts equal plans minus releases.
+ * The policy never changes results, only which reads happen.
+ */
+#ifndef MS_CACHE_EXPERT_CACHE_H
+#define MS_CACHE_EXPERT_CACHE_H
+
+#include "base/error.h"
+
+typedef struct ms_expert_cache ms_expert_cache;
+
+/* layers: routed layers, indexed 0..layers-1 here; slots: 0..experts. */
+ms_status ms_cache_create(ms_expert_cache **out, uint32_t layers, uint32_t experts, uint32_t slots, ms_error *err);
+void ms_cache_destroy(ms_expert_cache *c);
+size_t ms_cache_table_bytes(uint32_t layers, uint32_t experts, uint32_t slots); /* for the ledger */
+
+typedef enum ms_want_kind {
+    MS_WANT_HIT,   /* resident: slot is leased */
+    MS_WANT_FILL,  /* to be read and installed into the reserved, leased slot */
+    MS_WANT_STREAM /* no slot free: to be read, used and forgotten */
+} ms_want_kind;
+
+enum { MS_NO_SLOT = UINT32_MAX };
+
+typedef struct ms_want {
+    uint32_t expert;
+    ms_want_kind kind;
+    uint32_t slot; /* MS_NO_SLOT for MS_WANT_STREAM */
+} ms_want;
+
+/* Plans one use of `count` experts of a layer.  ids are distinct and < experts (else MS_ERR_USAGE and nothing
+ * changes).  wants[count] are in the order of ids.  All hits are found and leased before any victim is
+ * chosen, so one plan never evicts what it needs; victims are least recently used, empty slots first.
+ * Recency is given out here, in the order of ids (hits, then fills), so it does not depend on the order in
+ * which reads land.  An expert that is on its way into a slot for an earlier plan, or whose slot an earlier plan
+ * has reserved for another, is MS_WANT_STREAM: its slot's bytes may be changing. */
+ms_status ms_cache_plan(ms_expert_cache *c, uint32_t layer, const uint32_t *ids, uint32_t count, ms_want *wants,
+                        ms_error *err);
+/* MS_WANT_FILL: the expert's bytes are in its slot; still leased. */
+ms_status ms_cache_commit(ms_expert_cache *c, uint32_t layer, const ms_want *want, ms_error *err);
+/* MS_WANT_FILL whose install has begun (slot bytes damaged) sets damaged: the slot becomes empty.  Otherwise
+ * the old expert stays.  Ends the lease.  Either way the slot is the next to be replaced. */
+ms_status ms_cache_abort(ms_expert_cache *c, uint32_t layer, const ms_want *want, bool damaged, ms_error *err);
+/* Ends the lease of a hit or a committed fill.  MS_WANT_STREAM holds no lease: nothing happens, MS_OK.
+ * A want that does not agree with the slot (not leased, another expert, not committed) is MS_ERR_USAGE. */
+ms_status ms_cache_release(ms_expert_cache *c, uint32_t layer, const ms_want *want, ms_error *err);
+
+/* Does a slot hold this expert's bytes?  True until the fill that replaces it is committed. */
+bool ms_cache_resident(const ms_expert_cache *c, uint32_t layer, uint32_t expert);
+/* Forgets which expert is where (counters stay); MS_ERR_USAGE while anything is leased. */
+ms_status ms_cache_clear(ms_expert_cache *c, ms_error *err);
+ms_status ms_cache_check(const ms_expert_cache *c, ms_error *err);
+
+typedef struct ms_cache_stats {
+    uint64_t accesses, hits, fills, streams; /* counted by ms_cache_plan: accesses = hits + fills + streams */
+    uint64_t evictions;                      /* experts lost to a committed or damaged fill */
+    uint64_t aborts;
+} ms_cache_stats;
+void ms_cache_get_stats(const ms_expert_cache *c, ms_cache_stats *out);
+
+#endif

@@ -1,0 +1,28 @@
+#include "lane/lane.h"
+
+#include <stdlib.h>
+
+static const ms_lane *const lanes[] = {&ms_lane_k3};
+
+const ms_lane *ms_lane_find(const ms_json *config_root) {
+    for (size_t i = 0; i < sizeof lanes / sizeof lanes[0]; i++)
+        if (lanes[i]->matches(config_root)) return lanes[i];
+    return NULL;
+}
+
+ms_status ms_static_list_add(ms_static_list *l, const ms_static_item *item, ms_error *err) {
+    if (l->count == l->cap) {
+        size_t cap = l->cap ? 2 * l->cap : 64;
+        ms_static_item *items = realloc(l->items, cap * sizeof *items);
+        if (!items) return ms_fail_memory(err, "weight list", cap * sizeof *items);
+        l->items = items;
+        l->cap = cap;
+    }
+    l->items[l->count++] = *item;
+    return MS_OK;
+}
+
+void ms_static_list_free(ms_static_list *l) {
+    free(l->items);
+    *l = (ms_static_list){0};
+}

@@ -1,0 +1,267 @@
+#include "nn/expert_service.h"
+
+#include <stdlib.h>
+
+#include "base/bytes.h"
+
+struct ms_expert_service {
+    ms_backend *backend;
+    const ms_expert_table *table;
+    ms_expert_service_options options;
+    uint64_t expert_bytes;
+    uint32_t scratch_count;
+
+    ms_expert_cache *cache;
+    ms_reader *reader;
+    unsigned *file_of_shard; /* reader file of each checkpoint shard; UINT_MAX: holds no experts */
+    uint8_t **layer_slots;   /* [layers]: device, options.slots experts each */
+    uint8_t *scratch;        /* device, scratch_count experts */
+    uint8_t *staging;
+    size_t buffer_bytes;
+
+    /* the open request */
+    bool open, hits_given;
+    uint32_t layer, count, left; /* left: misses that have not been given */
+    ms_want *wants;              /* [experts] */
+    bool *committed;             /* [experts]: a fill whose bytes are in its slot */
+    ms_read_request *reads;      /* [experts] */
+};
+
+static uint32_t scratch_slots(const ms_expert_table *t, const ms_expert_service_options *o) {
+    return o->slots >= t->expert_count ? 0 : MS_SCRATCH_SLOTS;
+}
+
+uint64_t ms_expert_slot_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
+    return (uint64_t)t->layer_count * o->slots * t->expert_bytes;
+}
+
+uint64_t ms_expert_staging_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
+    return (uint64_t)o->staging * ms_reader_buffer_bytes((size_t)t->expert_bytes);
+}
+
+uint64_t ms_expert_scratch_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
+    return scratch_slots(t, o) * t->expert_bytes;
+}
+
+uint64_t ms_expert_table_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
+    uint64_t request = t->expert_count * (sizeof(ms_want) + sizeof(bool) + sizeof(ms_read_request));
+    uint64_t extents = (uint64_t)t->layer_count * t->expert_count * sizeof(ms_expert_extent);
+    return request + extents + ms_cache_table_bytes(t->layer_count, t->expert_count, o->slots);
+}
+
+static ms_status add_expert_files(ms_expert_service *s, const ms_checkpoint *c, ms_error *err) {
+    size_t shards = ms_checkpoint_shard_count(c);
+    s->file_of_shard = malloc((shards ? shards : 1) * sizeof *s->file_of_shard);
+    if (!s->file_of_shard) return ms_fail_memory(err, "shard table", shards * sizeof *s->file_of_shard);
+    for (size_t i = 0; i < shards; i++) s->file_of_shard[i] = UINT32_MAX;
+    uint64_t n = (uint64_t)s->table->layer_count * s->table->expert_count;
+    for (uint64_t i = 0; i < n; i++) {
+        uint16_t shard = s->table->extents[i].shard;
+        if (s->file_of_shard[shard] != UINT32_MAX) continue;
+        MS_TRY(ms_reader_add_file(s->reader, ms_checkpoint_shard_path(c, shard), &s->file_of_shard[shard], err));
+    }
+    return MS_OK;
+}
+
+static ms_status create_memory(ms_expert_service *s, ms_error *err) {
+    const ms_expert_table *t = s->table;
+    s->layer_slots = calloc(t->layer_count ? t->layer_count : 1, sizeof *s->layer_slots);
+    s->wants = calloc(t->expert_count, sizeof *s->wants);
+    s->committed = calloc(t->expert_count, sizeof *s->committed);
+    s->reads = calloc(t->expert_count, sizeof *s->reads);
+    if (!s->layer_slots || !s->wants || !s->committed || !s->reads)
+        return ms_fail_memory(err, "expert request tables", t->expert_count * sizeof *s->reads);
+    for (uint32_t l = 0; l < t->layer_count && s->options.slots; l++)
+        MS_TRY(s->backend->alloc(s->backend, MS_MEM_DEVICE, (size_t)(s->options.slots * s->expert_bytes), "expert slots",
+                                 (void **)&s->layer_slots[l], err));
+    if (s->scratch_count)
+        MS_TRY(s->backend->alloc(s->backend, MS_MEM_DEVICE, (size_t)(s->scratch_count * s->expert_bytes),
+                                 "expert scratch slots", (void **)&s->scratch, err));
+    return s->backend->alloc(s->backend, MS_MEM_STAGING, s->options.staging * s->buffer_bytes, "expert staging",
+                             (void **)&s->staging, err);
+}
+
+ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, const ms_checkpoint *c,
+                                   const ms_expert_table *table, const ms_expert_service_options *options,
+                                   ms_error *err) {
+    ms_expert_service *s = calloc(1, sizeof *s);
+    if (!s) return ms_fail_memory(err, "expert service", sizeof *s);
+    s->backend = be;
+    s->table = table;
+    s->options = *options;
+    s->expert_bytes = table->expert_bytes;
+    s->scratch_count = scratch_slots(table, options);
+    s->buffer_bytes = ms_reader_buffer_bytes((size_t)table->expert_bytes);
+    ms_status st = create_memory(s, err);
+    if (st == MS_OK) st = ms_cache_create(&s->cache, table->layer_count, table->expert_count, options->slots, err);
+    if (st == MS_OK) {
+        ms_reader_options ro = {.depth = options->read_depth,
+                                .staging = s->staging,
+                                .buffer_count = options->staging,
+                                .buffer_bytes = s->buffer_bytes,
+                                .buffered = options->buffered,
+                                .no_uring = options->no_uring,
+                                .warn = options->warn,
+                                .warn_arg = options->warn_arg};
+        st = ms_reader_create(&s->reader, &ro, err);
+    }
+    if (st == MS_OK) st = add_expert_files(s, c, err);
+    if (st != MS_OK) {
+        ms_expert_service_destroy(s);
+        return st;
+    }
+    *out = s;
+    return MS_OK;
+}
+
+void ms_expert_service_destroy(ms_expert_service *s) {
+    if (!s) return;
+    if (s->open) ms_expert_end(s);
+    ms_reader_destroy(s->reader); /* before its staging goes */
+    ms_cache_destroy(s->cache);
+    ms_backend *be = s->backend;
+    if (s->layer_slots)
+        for (uint32_t l = 0; l < s->table->layer_count; l++)
+            if (s->layer_slots[l])
+                be->release(be, MS_MEM_DEVICE, s->layer_slots[l], (size_t)(s->options.slots * s->expert_bytes));
+    if (s->scratch) be->release(be, MS_MEM_DEVICE, s->scratch, (size_t)(s->scratch_count * s->expert_bytes));
+    if (s->staging) be->release(be, MS_MEM_STAGING, s->staging, s->options.staging * s->buffer_bytes);
+    free(s->layer_slots);
+    free(s->file_of_shard);
+    free(s->wants);
+    free(s->committed);
+    free(s->reads);
+    free(s);
+}
+
+/* Physical order: by file, then by offset. */
+static int by_place(const void *a, const void *b) {
+    const ms_read_request *x = a, *y = b;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count,
+                            ms_error *err) {
+    if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is already open");
+    if (moe_layer >= s->table->layer_count || count > s->table->expert_count)
+        return ms_fail(err, MS_ERR_INTERNAL, "expert request for layer %u, %u experts is out of range", moe_layer, count);
+    MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, count, s->wants, err));
+    s->open = true;
+    s->hits_given = false;
+    s->layer = moe_layer;
+    s->count = count;
+    s->left = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        s->committed[i] = false;
+        if (s->wants[i].kind == MS_WANT_HIT) continue;
+        const ms_expert_extent *x = &s->table->extents[(size_t)moe_layer * s->table->expert_count + experts[i]];
+        s->reads[s->left++] = (ms_read_request){
+            .file = s->file_of_shard[x->shard], .offset = x->offset, .length = s->expert_bytes, .tag = i};
+    }
+    if (!s->left) return MS_OK;
+    qsort(s->reads, s->left, sizeof *s->reads, by_place);
+    ms_status st = ms_reader_submit(s->reader, s->reads, s->left, err);
+    if (st != MS_OK) ms_expert_end(s);
+    return st;
+}
+
+static uint8_t *slot_address(const ms_expert_service *s, uint32_t slot) {
+    return s->layer_slots[s->layer] + slot * s->expert_bytes;
+}
+
+static ms_status fail_context(const ms_expert_service *s, uint32_t expert, ms_error *err) {
+    return ms_error_context(err, "layer %u, expert %u", s->table->layers[s->layer], expert);
+}
+
+/* Moves one landed expert out of staging; gives its buffer back. */
+static ms_status take(ms_expert_service *s, const ms_read_done *done, uint8_t *scratch, ms_expert_ready *ready,
+                      ms_error *err) {
+    uint32_t i = (uint32_t)done->tag;
+    ms_want *w = &s->wants[i];
+    if (done->status != MS_OK) {
+        ms_reader_release(s->reader, done->buffer);
+        if (err) *err = done->error;
+        fail_context(s, w->expert, err);
+        return done->status;
+    }
+    bool fill = w->kind == MS_WANT_FILL;
+    uint8_t *slot = fill ? slot_address(s, w->slot) : scratch;
+    ms_status st = s->backend->install(s->backend, slot, done->data, s->options.shape, err);
+    ms_reader_release(s->reader, done->buffer);
+    if (st != MS_OK) {
+        fail_context(s, w->expert, err);
+        if (fill) {
+            (void)ms_cache_abort(s->cache, s->layer, w, true, NULL);
+            w->kind = MS_WANT_STREAM; /* holds no slot any more */
+            w->slot = MS_NO_SLOT;
+        }
+        return st;
+    }
+    if (fill) {
+        MS_TRY(ms_cache_commit(s->cache, s->layer, w, err));
+        s->committed[i] = true;
+    }
+    *ready = (ms_expert_ready){.index = i, .slot = slot};
+    s->left--;
+    return MS_OK;
+}
+
+ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t *count, ms_error *err) {
+    *count = 0;
+    if (!s->open) return ms_fail(err, MS_ERR_INTERNAL, "no expert request is open");
+    if (!s->hits_given) {
+        s->hits_given = true;
+        for (uint32_t i = 0; i < s->count; i++)
+            if (s->wants[i].kind == MS_WANT_HIT)
+                ready[(*count)++] = (ms_expert_ready){.index = i, .slot = slot_address(s, s->wants[i].slot)};
+        if (*count) return MS_OK;
+    }
+    /* Wait for one, then take what has landed beside it. */
+    for (bool got = true; s->left && got && *count < MS_SCRATCH_SLOTS;) {
+        ms_read_done done;
+        if (*count == 0)
+            MS_TRY(ms_reader_next(s->reader, &done, err));
+        else
+            MS_TRY(ms_reader_poll(s->reader, &done, &got, err));
+        if (!got) break;
+        MS_TRY(take(s, &done, s->scratch + *count * s->expert_bytes, &ready[*count], err));
+        (*count)++;
+    }
+    return MS_OK;
+}
+
+void ms_expert_end(ms_expert_service *s) {
+    if (!s->open) return;
+    ms_reader_cancel_all(s->reader);
+    for (uint32_t i = 0; i < s->count; i++) {
+        const ms_want *w = &s->wants[i];
+        if (w->kind == MS_WANT_STREAM) continue;
+        if (w->kind == MS_WANT_FILL && !s->committed[i])
+            (void)ms_cache_abort(s->cache, s->layer, w, false, NULL);
+        else
+            (void)ms_cache_release(s->cache, s->layer, w, NULL);
+    }
+    s->open = false;
+}
+
+void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {
+    ms_cache_stats c;
+    ms_reader_stats r;
+    ms_cache_get_stats(s->cache, &c);
+    ms_reader_get_stats(s->reader, &r);
+    *out = (ms_engine_stats){.expert_accesses = c.accesses,
+                             .expert_hits = c.hits,
+                             .expert_fills = c.fills,
+                             .expert_streams = c.streams,
+                             .expert_evictions = c.evictions,
+                             .expert_reads = r.reads,
+                             .expert_read_bytes = r.read_bytes,
+                             .failed_reads = r.failed_reads,
+                             .read_wait_ns = r.wait_ns,
+                             .buffered_files = r.buffered_files,
+                             .direct = r.direct,
+                             .uring = r.uring};
+}
+
+ms_reader *ms_expert_service_reader(ms_expert_service *s) { return s->reader; }

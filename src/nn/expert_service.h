@@ -1,0 +1,60 @@
+/* expert_service.h: experts by (layer, id): cache, reader and install behind one call.
+ *
+ * A request names the experts one layer needs.  Hits can be used at once; misses are read in physical order into staging, and each is
+ * installed into its cache slot, or into a scratch slot when the cache has no room, as it lands.
+ *
+ * Owns: slots, staging, reader, cache tables.  Does not own: backend, expert table.
+ * Threads: the inference thread.
+ * Invariants: at most one request is open; a slot handed out stays valid until the request ends, a scratch slot until the next
+ *   ms_expert_next of the same request.
+ * Errors: a failed read ends the request: nothing read is lost, reserved slots keep their old experts; the next request works.
+ */
+#ifndef MS_NN_EXPERT_SERVICE_H
+#define MS_NN_EXPERT_SERVICE_H
+
+#include "backend/backend.h"
+#include "cache/expert_cache.h"
+#include "io/reader.h"
+#include "store/checkpoint.h"
+
+typedef struct ms_expert_service ms_expert_service;
+
+typedef struct ms_expert_service_options {
+    ms_expert_shape shape;
+    uint32_t slots;       /* a layer */
+    uint32_t staging;     /* read buffers */
+    uint32_t read_depth;
+    bool buffered, no_uring;
+    void (*warn)(void *arg, const char *text);
+    void *warn_arg;
+} ms_expert_service_options;
+
+enum { MS_SCRATCH_SLOTS = 4 };
+
+uint64_t ms_expert_slot_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
+uint64_t ms_expert_staging_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
+uint64_t ms_expert_scratch_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
+uint64_t ms_expert_table_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
+
+ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, const ms_checkpoint *c, const ms_expert_table *table,
+                                   const ms_expert_service_options *options, ms_error *err);
+void ms_expert_service_destroy(ms_expert_service *s);
+
+/* Starts a request for distinct experts of routed layer index `moe_layer` (0-based among routed layers) and submits its reads. */
+ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count, ms_error *err);
+
+typedef struct ms_expert_ready {
+    uint32_t index;   /* into the request's experts */
+    const void *slot; /* device */
+} ms_expert_ready;
+/* Gives the next group of usable experts: first all hits, then misses as they land (at least one, at most MS_SCRATCH_SLOTS).
+ * *count == 0: all have been given.  `ready` has room for the request's count. */
+ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t *count, ms_error *err);
+/* Ends the request, finished or not. */
+void ms_expert_end(ms_expert_service *s);
+
+void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out);
+/* The reader, for failure injection in tests. */
+ms_reader *ms_expert_service_reader(ms_expert_service *s);
+
+#endif

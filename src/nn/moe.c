@@ -1,0 +1,107 @@
+#include "nn/moe.h"
+
+#include <string.h>
+
+/* Host tables of one call, laid out in the caller's buffer. */
+typedef struct groups {
+    uint32_t *ids;    /* [rows * k] as the router gave them */
+    uint32_t *first;  /* [experts + 1]: where an expert's rows start in `row` and `pair` */
+    uint32_t *row;    /* [rows * k] */
+    uint32_t *pair;   /* [rows * k] */
+    uint32_t *unique; /* [experts]: the union, ascending */
+    ms_expert_ready *ready;   /* [experts] */
+    ms_expert_batch *batches; /* [experts] */
+    uint32_t unique_count;
+} groups;
+
+size_t ms_moe_host_bytes(uint32_t rows, uint32_t top_k, uint32_t experts) {
+    size_t pairs = (size_t)rows * top_k;
+    return experts * (sizeof(ms_expert_ready) + sizeof(ms_expert_batch)) +
+           (3 * pairs + 2 * (size_t)experts + 1) * sizeof(uint32_t);
+}
+
+static groups lay_out(void *host, uint32_t rows, uint32_t k, uint32_t experts) {
+    size_t pairs = (size_t)rows * k;
+    groups g = {0};
+    /* pointers first: they need the larger alignment */
+    g.batches = host;
+    g.ready = (ms_expert_ready *)(g.batches + experts);
+    g.ids = (uint32_t *)(g.ready + experts);
+    g.row = g.ids + pairs;
+    g.pair = g.row + pairs;
+    g.unique = g.pair + pairs;
+    g.first = g.unique + experts;
+    return g;
+}
+
+/* Counting sort of (row, choice) by expert; stable, so rows ascend within an expert. */
+static ms_status group_rows(groups *g, uint32_t n, uint32_t k, uint32_t experts, ms_error *err) {
+    uint32_t pairs = n * k;
+    memset(g->first, 0, (experts + 1) * sizeof *g->first);
+    for (uint32_t p = 0; p < pairs; p++) {
+        /* Ids become file offsets: never trust a device with them. */
+        if (g->ids[p] >= experts)
+            return ms_fail(err, MS_ERR_INTERNAL, "router gave expert id %u of %u", g->ids[p], experts);
+        g->first[g->ids[p] + 1]++;
+    }
+    g->unique_count = 0;
+    for (uint32_t e = 0; e < experts; e++) {
+        if (g->first[e + 1]) g->unique[g->unique_count++] = e;
+        g->first[e + 1] += g->first[e];
+    }
+    for (uint32_t p = 0; p < pairs; p++) {
+        uint32_t at = g->first[g->ids[p]]++;
+        g->row[at] = p / k;
+        g->pair[at] = p;
+    }
+    /* first[e] is now the end of e's rows: shift back to starts */
+    for (uint32_t e = experts; e > 0; e--) g->first[e] = g->first[e - 1];
+    g->first[0] = 0;
+    return MS_OK;
+}
+
+static ms_status run_experts(ms_backend *be, ms_expert_service *service, const ms_moe *moe, float *pairs, groups *g,
+                             ms_error *err) {
+    for (;;) {
+        uint32_t ready = 0;
+        MS_TRY(ms_expert_next(service, g->ready, &ready, err));
+        if (!ready) return MS_OK;
+        for (uint32_t i = 0; i < ready; i++) {
+            uint32_t e = g->unique[g->ready[i].index];
+            g->batches[i] = (ms_expert_batch){.slot = g->ready[i].slot,
+                                              .row = g->row + g->first[e],
+                                              .pair = g->pair + g->first[e],
+                                              .count = g->first[e + 1] - g->first[e]};
+        }
+        be->experts_run(be, pairs, moe->shape, moe->act, g->batches, ready);
+    }
+}
+
+ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_moe *moe,
+                         const ms_moe_buffers *buf, float *out, const float *x, uint32_t n, const uint32_t **host_ids,
+                         ms_error *err) {
+    uint32_t k = moe->router.top_k;
+    groups g = lay_out(buf->host, n, k, moe->experts);
+    be->router_topk(be, buf->ids, buf->weights, x, n, &moe->router);
+    be->download(be, g.ids, buf->ids, (size_t)n * k * sizeof *g.ids);
+    MS_TRY(be->sync(be, err)); /* a router row that is not finite stops here, before any read */
+    MS_TRY(group_rows(&g, n, k, moe->experts, err));
+    if (host_ids) *host_ids = g.ids;
+
+    MS_TRY(ms_expert_request(service, moe_layer, g.unique, g.unique_count, err));
+    /* Reads are in flight: everything that needs no miss runs now. */
+    ms_product down = {.weight = moe->latent_down, .out = buf->latent, .out_stride = moe->shape.hidden};
+    be->project(be, x, n, &down, 1);
+    be->experts_begin(be, buf->latent, n, moe->shape);
+    be->mlp(be, buf->shared, x, n, moe->shared_gate, moe->shared_up, moe->shared_down, moe->act);
+    ms_status st = run_experts(be, service, moe, buf->pairs, &g, err);
+    ms_expert_end(service);
+    if (st != MS_OK) return st;
+
+    be->experts_reduce_norm(be, buf->sum, buf->pairs, buf->weights, n, k, moe->shape.hidden, moe->latent_norm,
+                            moe->norm_eps);
+    ms_product up = {.weight = moe->latent_up, .out = out, .out_stride = moe->dim};
+    be->project(be, buf->sum, n, &up, 1);
+    be->add(be, out, out, buf->shared, (size_t)n * moe->dim);
+    return MS_OK;
+}

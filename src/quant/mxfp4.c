@@ -1,0 +1,110 @@
+#include "quant/mxfp4.h"
+
+#include "base/bytes.h"
+
+#include <string.h>
+
+enum { GROUP = 32, GROUP_BYTES = 16, TILE = 32 };
+
+const float ms_e2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                           -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+const int8_t ms_e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+bool ms_expert_shape_valid(ms_expert_shape s) {
+    if (s.hidden == 0 || s.inner == 0 || s.hidden % GROUP != 0 || s.inner % GROUP != 0) return false;
+    /* 3 matrices at 17 bytes per 32 elements: below 2^62 for any two 32-bit widths, but must fit size_t. */
+    uint64_t bytes = (uint64_t)s.hidden * (s.inner / GROUP);
+    return ms_mul_u64(bytes, 3 * (GROUP_BYTES + 1), &bytes) && bytes <= SIZE_MAX / 2;
+}
+
+uint32_t ms_expert_rows(ms_expert_shape s, ms_expert_matrix m) { return m == MS_W2 ? s.hidden : s.inner; }
+
+uint32_t ms_expert_groups(ms_expert_shape s, ms_expert_matrix m) { return (m == MS_W2 ? s.inner : s.hidden) / GROUP; }
+
+static size_t matrix_groups(ms_expert_shape s) { return (size_t)s.hidden * (s.inner / GROUP); }
+
+size_t ms_expert_bytes(ms_expert_shape s) { return 3 * matrix_groups(s) * (GROUP_BYTES + 1); }
+
+size_t ms_expert_tile_offset(ms_expert_shape s, ms_expert_matrix m, uint32_t tile) {
+    size_t tile_bytes = (size_t)ms_expert_groups(s, m) * TILE * (GROUP_BYTES + 1);
+    if (m == MS_W2) return 2 * matrix_groups(s) * (GROUP_BYTES + 1) + tile * tile_bytes;
+    return (2 * (size_t)tile + (m == MS_W3)) * tile_bytes;
+}
+
+float ms_e8m0(uint8_t e) {
+    if (e == 255) return ms_f32_from_bits(0x7fc00000u);
+    return ms_f32_from_bits(e == 0 ? 0x00400000u : (uint32_t)e << 23);
+}
+
+/* Where a matrix lies in the source: packed bytes, then its scales. */
+static size_t source_offset(ms_expert_shape s, ms_expert_matrix m) {
+    size_t order = m == MS_W1 ? 0 : m == MS_W2 ? 1 : 2;
+    return order * matrix_groups(s) * (GROUP_BYTES + 1);
+}
+
+static const char *const matrix_names[] = {[MS_W1] = "w1", [MS_W3] = "w3", [MS_W2] = "w2"};
+
+/* Source order is row by row, so the reported group is the first bad one of the matrix. */
+static ms_status check_scales(const uint8_t *scales, uint32_t rows, uint32_t groups, ms_expert_matrix m, ms_error *err) {
+    const uint8_t *bad = memchr(scales, 255, (size_t)rows * groups);
+    if (!bad) return MS_OK;
+    size_t at = (size_t)(bad - scales);
+    return ms_fail(err, MS_ERR_FORMAT, "expert %s scale of row %zu group %zu: expected a byte 0..254, found 255 (NaN)",
+                   matrix_names[m], at / groups, at % groups);
+}
+
+ms_status ms_expert_install(void *slot, const uint8_t *source, ms_expert_shape s, ms_error *err) {
+    for (int i = 0; i < 3; i++) {
+        ms_expert_matrix m = (ms_expert_matrix)i;
+        uint32_t rows = ms_expert_rows(s, m), groups = ms_expert_groups(s, m);
+        const uint8_t *packed = source + source_offset(s, m);
+        const uint8_t *scales = packed + matrix_groups(s) * GROUP_BYTES;
+        MS_TRY(check_scales(scales, rows, groups, m, err));
+        for (uint32_t tile = 0; tile < rows / TILE; tile++) {
+            uint8_t *to = (uint8_t *)slot + ms_expert_tile_offset(s, m, tile);
+            uint8_t *to_scales = to + (size_t)groups * TILE * GROUP_BYTES;
+            for (uint32_t r = 0; r < TILE; r++) {
+                const uint8_t *from = packed + ((size_t)tile * TILE + r) * groups * GROUP_BYTES;
+                const uint8_t *from_scales = scales + ((size_t)tile * TILE + r) * groups;
+                for (uint32_t g = 0; g < groups; g++) {
+                    memcpy(to + ((size_t)g * TILE + r) * GROUP_BYTES, from + (size_t)g * GROUP_BYTES, GROUP_BYTES);
+                    to_scales[(size_t)g * TILE + r] = from_scales[g];
+                }
+            }
+        }
+    }
+    return MS_OK;
+}
+
+void ms_expert_extract(uint8_t *source, const void *slot, ms_expert_shape s) {
+    for (int i = 0; i < 3; i++) {
+        ms_expert_matrix m = (ms_expert_matrix)i;
+        uint32_t rows = ms_expert_rows(s, m), groups = ms_expert_groups(s, m);
+        uint8_t *packed = source + source_offset(s, m);
+        uint8_t *scales = packed + matrix_groups(s) * GROUP_BYTES;
+        for (uint32_t r = 0; r < rows; r++) {
+            const uint8_t *tile = (const uint8_t *)slot + ms_expert_tile_offset(s, m, r / TILE);
+            const uint8_t *tile_scales = tile + (size_t)groups * TILE * GROUP_BYTES;
+            for (uint32_t g = 0; g < groups; g++) {
+                size_t in_tile = (size_t)g * TILE + r % TILE, in_matrix = (size_t)r * groups + g;
+                memcpy(packed + in_matrix * GROUP_BYTES, tile + in_tile * GROUP_BYTES, GROUP_BYTES);
+                scales[in_matrix] = tile_scales[in_tile];
+            }
+        }
+    }
+}
+
+void ms_expert_row(float *out, const void *slot, ms_expert_shape s, ms_expert_matrix m, uint32_t row) {
+    uint32_t groups = ms_expert_groups(s, m);
+    const uint8_t *tile = (const uint8_t *)slot + ms_expert_tile_offset(s, m, row / TILE);
+    const uint8_t *scales = tile + (size_t)groups * TILE * GROUP_BYTES;
+    for (uint32_t g = 0; g < groups; g++) {
+        size_t at = (size_t)g * TILE + row % TILE;
+        float scale = ms_e8m0(scales[at]);
+        const uint8_t *bytes = tile + at * GROUP_BYTES;
+        for (uint32_t i = 0; i < GROUP_BYTES; i++) {
+            out[g * GROUP + 2 * i] = ms_e2m1[bytes[i] & 15] * scale;
+            out[g * GROUP + 2 * i + 1] = ms_e2m1[bytes[i] >> 4] * scale;
+        }
+    }
+}

@@ -1,0 +1,43 @@
+/* engine.h: the inside of ms_engine, for session code and the programs' inspection commands.
+ *
+ * Owns: config, checkpoint, backend, weights, expert service, plan.  Threads: the inference thread after open.
+ */
+#ifndef MS_SESSION_ENGINE_H
+#define MS_SESSION_ENGINE_H
+
+#include "lane/lane.h"
+#include "moonshine/moonshine.h"
+
+/* A model as its headers describe it: nothing resident.  Serves plan, verify and engine. */
+typedef struct ms_model {
+    const ms_lane *lane;
+    void *config;
+    ms_lane_info info;
+    ms_checkpoint *checkpoint;
+    ms_expert_table experts;
+    const ms_tensor *embed;
+} ms_model;
+ms_status ms_model_open(ms_model *out, const char *dir, ms_error *err);
+void ms_model_close(ms_model *m);
+
+struct ms_engine {
+    ms_engine_options options; /* resolved: no zeros left that mean a default */
+    char *model_path;
+    ms_model model;
+    ms_plan *plan;
+    ms_backend *backend;
+    void *weights;
+    ms_static_list statics;
+    ms_expert_service *experts;
+    uint32_t sessions;
+    uint32_t logit_rows; /* rows of a logits batch */
+};
+
+/* Resolved options and the ledger for a model. */
+ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_options *options, ms_engine_options *resolved,
+                            ms_error *err);
+
+/* Rows of one logits batch. */
+uint32_t ms_plan_logit_rows(const ms_lane_info *info, const ms_engine_options *resolved);
+
+#endif

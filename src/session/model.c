@@ -1,0 +1,53 @@
+/* model.c: opening a checkpoint by its headers: lane, config, directory, experts. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "session/engine.h"
+
+static ms_status find_lane(ms_model *m, const char *dir, ms_error *err) {
+    ms_json_doc *doc = NULL;
+    char *text = NULL;
+    MS_TRY(ms_checkpoint_read_config(dir, &doc, &text, err));
+    char file[512];
+    (void)snprintf(file, sizeof file, "%s/config.json", dir);
+    const ms_json *root = ms_json_root(doc);
+    ms_status st = MS_OK;
+    m->lane = ms_lane_find(root);
+    if (!m->lane) {
+        const ms_json *type = ms_json_get(root, "model_type");
+        st = ms_fail(err, MS_ERR_UNSUPPORTED, "%s: model_type: expected kimi_k3, found %.*s", file,
+                     type ? (int)(type->raw_len < 64 ? type->raw_len : 64) : 7, type ? type->raw : "nothing");
+    }
+    if (st == MS_OK) {
+        m->config = calloc(1, m->lane->config_bytes);
+        st = m->config ? m->lane->config_parse(m->config, root, file, err)
+                       : ms_fail_memory(err, "model config", m->lane->config_bytes);
+    }
+    ms_json_free(doc);
+    free(text);
+    return st;
+}
+
+static ms_status open_parts(ms_model *m, const char *dir, ms_error *err) {
+    MS_TRY(find_lane(m, dir, err));
+    m->lane->info(m->config, &m->info);
+    MS_TRY(ms_checkpoint_open(&m->checkpoint, dir, m->lane->tensor_needed, m->config, err));
+    MS_TRY(m->lane->layout_check(m->checkpoint, m->config, &m->experts, err));
+    m->embed = ms_checkpoint_find(m->checkpoint, m->info.embed_name);
+    if (!m->embed) return ms_fail(err, MS_ERR_FORMAT, "%s: tensor %s is missing", dir, m->info.embed_name);
+    return MS_OK;
+}
+
+ms_status ms_model_open(ms_model *out, const char *dir, ms_error *err) {
+    *out = (ms_model){0};
+    ms_status st = open_parts(out, dir, err);
+    if (st != MS_OK) ms_model_close(out);
+    return st;
+}
+
+void ms_model_close(ms_model *m) {
+    ms_expert_table_free(&m->experts);
+    ms_checkpoint_close(m->checkpoint);
+    free(m->config);
+    *m = (ms_model){0};
+}

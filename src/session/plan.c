@@ -1,0 +1,215 @@
+/* plan.c: the ledger.  Every allocation that lasts has its line here, from the same size functions the owners use. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/memory_limit.h"
+#include "session/loader.h"
+#include "session/session_internal.h"
+
+/* Code, libraries, stacks, heap slack and the text tables of a program that serves one model: 9 MB measured with the small
+ * checkpoint (resident set less the planned buffers), rounded up. */
+#define PROCESS_BASE_BYTES (12ull << 20)
+enum { DEFAULT_SLOTS = 32, DEFAULT_STAGING = 16, DEFAULT_RANGE = 512, DEFAULT_CONTEXT = 8192, MAX_RANGE = 1 << 20 };
+#define LOGIT_BATCH_BYTES (4ull << 20)
+enum { DIRECTORY_NAME_BYTES = 96 }; /* longer than the average tensor name of any lane */
+
+void ms_engine_options_default(ms_engine_options *o, const char *model) {
+    *o = (ms_engine_options){.model = model, .experts = MS_DEFAULT_EXPERTS, .reserve_bytes = MS_DEFAULT_RESERVE};
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static ms_status resolve(const ms_model *m, const ms_engine_options *in, ms_engine_options *o, ms_error *err) {
+    const ms_lane_info *info = &m->info;
+    *o = *in;
+    if (o->context == 0) o->context = min_u64(DEFAULT_CONTEXT, info->max_context);
+    if (o->context > info->max_context)
+        return ms_fail(err, MS_ERR_USAGE, "context %llu: the model's maximum is %llu", (unsigned long long)o->context,
+                       (unsigned long long)info->max_context);
+    if (o->experts == MS_DEFAULT_EXPERTS) o->experts = (uint32_t)min_u64(DEFAULT_SLOTS, info->experts);
+    if (o->experts > info->experts)
+        return ms_fail(err, MS_ERR_USAGE, "experts %u: expected 0 to %u, the experts of a layer", o->experts, info->experts);
+    if (o->staging == 0) o->staging = DEFAULT_STAGING;
+    if (o->staging > 1024) return ms_fail(err, MS_ERR_USAGE, "staging %u: expected 1 to 1024", o->staging);
+    if (o->read_depth == 0 || o->read_depth > o->staging) o->read_depth = o->staging;
+    if (o->range_rows == 0) o->range_rows = DEFAULT_RANGE;
+    if (o->range_rows > MAX_RANGE) return ms_fail(err, MS_ERR_USAGE, "range %u: expected 1 to %d", o->range_rows, MAX_RANGE);
+    o->range_rows = (uint32_t)min_u64(o->range_rows, o->context);
+    return MS_OK;
+}
+
+typedef struct ledger {
+    ms_plan *plan;
+    size_t cap;
+    bool failed;
+} ledger;
+
+static void add(ledger *l, const char *group, const char *name, uint64_t bytes) {
+    ms_plan *p = l->plan;
+    if (bytes == 0 || l->failed) return;
+    for (size_t i = 0; i < p->item_count; i++) /* same line twice: one sum */
+        if (p->items[i].group == group && !strcmp(p->items[i].name, name)) {
+            p->items[i].bytes += bytes;
+            p->total_bytes += bytes;
+            return;
+        }
+    if (p->item_count == l->cap) {
+        size_t cap = l->cap ? 2 * l->cap : 32;
+        ms_plan_item *items = realloc(p->items, cap * sizeof *items);
+        if (!items) {
+            l->failed = true;
+            return;
+        }
+        p->items = items;
+        l->cap = cap;
+    }
+    p->items[p->item_count++] = (ms_plan_item){group, name, bytes};
+    if (!ms_add_u64(p->total_bytes, bytes, &p->total_bytes)) p->total_bytes = UINT64_MAX;
+}
+
+static const char g_static[] = "static", g_cache[] = "cache", g_state[] = "state", g_staging[] = "staging",
+                  g_workspace[] = "workspace", g_process[] = "process";
+
+static ms_status plan_statics(ledger *l, const ms_model *m, const ms_engine_options *o, ms_error *err) {
+    static const char *const names[] = {[MS_FORMAT_F32] = "f32 vectors", [MS_FORMAT_BF16] = "bf16 weights",
+                                        [MS_FORMAT_Q8] = "q8 weights"};
+    ms_static_list list = {0};
+    ms_status st = m->lane->statics(m->config, o->static_format, &list, err);
+    for (size_t i = 0; i < list.count; i++)
+        add(l, g_static, names[list.items[i].format], ms_static_item_bytes(m->checkpoint, &list.items[i]));
+    ms_static_list_free(&list);
+    return st;
+}
+
+static ms_status plan_state(ledger *l, const ms_model *m, const ms_engine_options *o, ms_error *err) {
+    uint32_t n = m->lane->state_parts(m->config, o->precision, NULL);
+    ms_state_part *parts = calloc(n ? n : 1, sizeof *parts);
+    if (!parts) return ms_fail_memory(err, "state parts", n * sizeof *parts);
+    m->lane->state_parts(m->config, o->precision, parts);
+    uint64_t fixed = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        add(l, g_state, parts[i].kind, parts[i].bytes + parts[i].row_bytes * o->context);
+        l->plan->state_bytes_per_token += parts[i].row_bytes;
+        fixed += parts[i].bytes;
+    }
+    free(parts);
+    add(l, g_state, "pass in progress", fixed);
+    add(l, g_state, "snapshots", fixed * o->snapshots);
+    add(l, g_state, "token history", o->context * sizeof(uint32_t));
+    return MS_OK;
+}
+
+uint32_t ms_plan_logit_rows(const ms_lane_info *info, const ms_engine_options *o) {
+    uint64_t rows = LOGIT_BATCH_BYTES / (4ull * info->vocab);
+    return (uint32_t)min_u64(rows ? rows : 1, o->range_rows);
+}
+
+static ms_status plan_workspace(ledger *l, const ms_model *m, const ms_engine_options *o, ms_backend *be, ms_error *err) {
+    uint32_t n = m->lane->workspace(m->config, o->range_rows, NULL);
+    ms_workspace_item *items = calloc(n ? n : 1, sizeof *items);
+    if (!items) return ms_fail_memory(err, "workspace items", n * sizeof *items);
+    m->lane->workspace(m->config, o->range_rows, items);
+    for (uint32_t i = 0; i < n; i++) add(l, g_workspace, items[i].name, items[i].bytes);
+    free(items);
+    ms_scratch_need need;
+    m->lane->scratch_need(m->config, o->range_rows, o->context, &need);
+    add(l, g_workspace, "kernel scratch", be->scratch_bytes(be, &need));
+    /* device rows as f32; on the host one pass as stored and widened */
+    add(l, g_workspace, "embedding rows", (uint64_t)o->range_rows * m->info.hidden * (4 + 4 + 2));
+    uint64_t logits = 4ull * m->info.vocab;
+    add(l, g_workspace, "logits", logits * (1 + 2 * ms_plan_logit_rows(&m->info, o)));
+    return MS_OK;
+}
+
+static void plan_experts(ledger *l, const ms_model *m, const ms_engine_options *o) {
+    ms_expert_service_options eo = {
+        .shape = m->info.expert_shape, .slots = o->experts, .staging = o->staging, .read_depth = o->read_depth};
+    add(l, g_cache, "expert slots", ms_expert_slot_bytes_total(&m->experts, &eo));
+    add(l, g_staging, "expert read buffers", ms_expert_staging_bytes_total(&m->experts, &eo));
+    add(l, g_staging, "expert scratch slots", ms_expert_scratch_bytes_total(&m->experts, &eo));
+}
+
+static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *o) {
+    ms_expert_service_options eo = {.slots = o->experts};
+    add(l, g_process, "expert tables", ms_expert_table_bytes_total(&m->experts, &eo));
+    add(l, g_process, "tensor directory",
+        ms_checkpoint_tensor_count(m->checkpoint) * (sizeof(ms_tensor) + DIRECTORY_NAME_BYTES));
+    add(l, g_process, "program", PROCESS_BASE_BYTES);
+}
+
+static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o, ms_error *err) {
+    ledger l = {.plan = p};
+    (void)snprintf(p->lane, sizeof p->lane, "%s", m->lane->name);
+    p->context = o->context;
+    p->experts = o->experts;
+    p->experts_all = m->info.experts;
+    p->moe_layers = m->info.moe_layer_count;
+    p->range_rows = o->range_rows;
+    p->staging = o->staging;
+    p->expert_bytes = m->experts.expert_bytes;
+
+    /* Scratch sizes depend on kernels and threads: a backend without buffers answers for the real one. */
+    ms_backend *be = NULL;
+    ms_cpu_options co = {.precision = o->precision, .threads = o->threads, .kernels = o->kernels};
+    MS_TRY(ms_backend_cpu_create(&be, &co, err));
+    ms_status st = plan_statics(&l, m, o, err);
+    plan_experts(&l, m, o);
+    if (st == MS_OK) st = plan_state(&l, m, o, err);
+    if (st == MS_OK) st = plan_workspace(&l, m, o, be, err);
+    be->destroy(be);
+    if (st != MS_OK) return st;
+    plan_process(&l, m, o);
+    if (l.failed) return ms_fail_memory(err, "plan", 0);
+    return MS_OK;
+}
+
+static ms_status judge(ms_plan *p, const ms_engine_options *o, ms_error *err) {
+    ms_memory_limit limit;
+    MS_TRY(ms_memory_limit_read(&limit, NULL, err));
+    p->available_bytes = limit.limit_bytes;
+    p->reserve_bytes = o->reserve_bytes != MS_DEFAULT_RESERVE
+                           ? o->reserve_bytes
+                           : min_u64(4ull << 30, p->available_bytes / 10);
+    uint64_t want;
+    p->fits = ms_add_u64(p->total_bytes, p->reserve_bytes, &want) && want <= p->available_bytes;
+    return MS_OK;
+}
+
+ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_options *options,
+                            ms_engine_options *resolved, ms_error *err) {
+    MS_TRY(resolve(m, options, resolved, err));
+    ms_plan *p = calloc(1, sizeof *p);
+    if (!p) return ms_fail_memory(err, "plan", sizeof *p);
+    ms_status st = fill(p, m, resolved, err);
+    if (st == MS_OK) st = judge(p, resolved, err);
+    if (st != MS_OK) {
+        ms_plan_destroy(p);
+        return st;
+    }
+    *out = p;
+    return MS_OK;
+}
+
+ms_status ms_plan_create(ms_plan **out, const ms_engine_options *options, ms_error *err) {
+    ms_model m;
+    MS_TRY(ms_model_open(&m, options->model, err));
+    ms_engine_options resolved;
+    ms_status st = ms_plan_for_model(out, &m, options, &resolved, err);
+    ms_model_close(&m);
+    return st;
+}
+
+void ms_plan_destroy(ms_plan *p) {
+    if (!p) return;
+    free(p->items);
+    free(p);
+}
+
+uint64_t ms_plan_group_bytes(const ms_plan *p, const char *group) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < p->item_count; i++)
+        if (!strcmp(p->items[i].group, group)) sum += p->items[i].bytes;
+    return sum;
+}

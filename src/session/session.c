@@ -1,0 +1,237 @@
+/* session.c: one causal timeline: creation, passes over token ranges, reset.
+ *
+ * A pass of n rows is a transaction: the lane writes the `next` copies and rows beyond the position, and only a pass that
+ * ends well is committed.  So an error, or a cancel at a layer boundary, leaves the state of the last finished pass.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "session/session_internal.h"
+
+static ms_status alloc_device(ms_session *s, const char *what, uint64_t bytes, void **out, ms_error *err) {
+    ms_backend *be = s->engine->backend;
+    return be->alloc(be, MS_MEM_DEVICE, (size_t)bytes, what, out, err);
+}
+
+static ms_status alloc_host(const char *what, uint64_t bytes, void **out, ms_error *err) {
+    *out = calloc(1, bytes ? (size_t)bytes : 1);
+    return *out ? MS_OK : ms_fail_memory(err, what, (size_t)bytes);
+}
+
+static ms_status create_workspace(ms_session *s, ms_error *err) {
+    const ms_engine *e = s->engine;
+    uint32_t rows = e->options.range_rows;
+    uint32_t n = e->model.lane->workspace(e->model.config, rows, NULL);
+    MS_TRY(alloc_host("workspace items", n * sizeof *s->workspace_items, (void **)&s->workspace_items, err));
+    MS_TRY(alloc_host("workspace table", n * sizeof *s->workspace, (void **)&s->workspace, err));
+    e->model.lane->workspace(e->model.config, rows, s->workspace_items);
+    s->workspace_count = n;
+    for (uint32_t i = 0; i < n; i++) {
+        const ms_workspace_item *w = &s->workspace_items[i];
+        MS_TRY(w->host ? alloc_host(w->name, w->bytes, &s->workspace[i], err)
+                       : alloc_device(s, w->name, w->bytes, &s->workspace[i], err));
+    }
+    return MS_OK;
+}
+
+static ms_status create_state(ms_session *s, ms_error *err) {
+    const ms_engine *e = s->engine;
+    uint32_t n = e->model.lane->state_parts(e->model.config, e->options.precision, NULL);
+    ms_state_part *parts = calloc(n ? n : 1, sizeof *parts);
+    if (!parts) return ms_fail_memory(err, "state parts", n * sizeof *parts);
+    e->model.lane->state_parts(e->model.config, e->options.precision, parts);
+    ms_status st = ms_state_create(&s->state, e->backend, parts, n, e->options.context, err);
+    free(parts);
+    return st;
+}
+
+/* Sizes here are the ledger's "embedding rows", "logits" and "token history". */
+static ms_status create_buffers(ms_session *s, ms_error *err) {
+    const ms_engine *e = s->engine;
+    const ms_lane_info *info = &e->model.info;
+    uint64_t embed = (uint64_t)e->options.range_rows * info->hidden, batch = (uint64_t)e->logit_rows * info->vocab;
+    MS_TRY(alloc_host("token history", e->options.context * sizeof *s->tokens, (void **)&s->tokens, err));
+    MS_TRY(alloc_host("logits", info->vocab * sizeof(float), (void **)&s->logits, err));
+    MS_TRY(alloc_host("logits batch", batch * sizeof(float), (void **)&s->sink_logits, err));
+    MS_TRY(alloc_host("embedding rows", embed * sizeof(uint16_t), (void **)&s->embed_host, err));
+    MS_TRY(alloc_host("embedding rows", embed * sizeof(float), (void **)&s->embed_f32, err));
+    MS_TRY(alloc_device(s, "embedding rows", embed * sizeof(float), (void **)&s->embedding, err));
+    return alloc_device(s, "logits batch", batch * sizeof(float), (void **)&s->dev_logits, err);
+}
+
+ms_status ms_session_create(ms_session **out, ms_engine *e, ms_error *err) {
+    ms_session *s = calloc(1, sizeof *s);
+    if (!s) return ms_fail_memory(err, "session", sizeof *s);
+    s->engine = e;
+    e->sessions++;
+    atomic_init(&s->cancel, false);
+    ms_status st = create_state(s, err);
+    if (st == MS_OK) st = create_workspace(s, err);
+    if (st == MS_OK) st = create_buffers(s, err);
+    if (st != MS_OK) {
+        ms_session_destroy(s);
+        return st;
+    }
+    *out = s;
+    return MS_OK;
+}
+
+void ms_session_destroy(ms_session *s) {
+    if (!s) return;
+    ms_engine *e = s->engine;
+    ms_backend *be = e->backend;
+    ms_state_destroy(&s->state);
+    for (uint32_t i = 0; s->workspace && i < s->workspace_count; i++) {
+        const ms_workspace_item *w = &s->workspace_items[i];
+        if (w->host) free(s->workspace[i]);
+        else if (s->workspace[i]) be->release(be, MS_MEM_DEVICE, s->workspace[i], (size_t)w->bytes);
+    }
+    uint64_t embed = (uint64_t)e->options.range_rows * e->model.info.hidden;
+    uint64_t batch = (uint64_t)e->logit_rows * e->model.info.vocab;
+    if (s->embedding) be->release(be, MS_MEM_DEVICE, s->embedding, (size_t)(embed * sizeof(float)));
+    if (s->dev_logits) be->release(be, MS_MEM_DEVICE, s->dev_logits, (size_t)(batch * sizeof(float)));
+    free(s->workspace);
+    free(s->workspace_items);
+    free(s->tokens);
+    free(s->logits);
+    free(s->sink_logits);
+    free(s->embed_host);
+    free(s->embed_f32);
+    e->sessions--;
+    free(s);
+}
+
+/* Embedding rows are read one by one: they are not resident. */
+static ms_status embed(ms_session *s, const uint32_t *ids, uint32_t n, ms_error *err) {
+    const ms_engine *e = s->engine;
+    uint32_t hidden = e->model.info.hidden;
+    for (uint32_t i = 0; i < n; i++)
+        MS_TRY(ms_checkpoint_read(e->model.checkpoint, e->model.embed, (uint64_t)ids[i] * hidden * sizeof(uint16_t),
+                                  s->embed_host + (size_t)i * hidden, hidden * sizeof(uint16_t), err));
+    size_t count = (size_t)n * hidden;
+    for (size_t i = 0; i < count; i++) s->embed_f32[i] = ms_bf16_to_f32(s->embed_host[i]);
+    e->backend->upload(e->backend, s->embedding, s->embed_f32, count * sizeof(float));
+    return MS_OK;
+}
+
+/* One forward call, split into passes. */
+typedef struct forwarding {
+    ms_session *s;
+    const ms_forward_options *o;
+    ms_progress_unit unit;
+    uint64_t done, total;   /* in units */
+    uint64_t pass_position; /* position the running pass started at */
+    uint32_t pass_rows;
+} forwarding;
+
+static void report(forwarding *f, uint64_t more) {
+    f->done += more;
+    if (f->o->progress) f->o->progress(f->o->progress_arg, f->unit, f->done, f->total);
+}
+
+static ms_status layer_done(void *arg, uint32_t layer, ms_error *err) {
+    forwarding *f = arg;
+    if (f->unit == MS_PROGRESS_LAYER) report(f, 1);
+    if (!atomic_load_explicit(&f->s->cancel, memory_order_relaxed)) return MS_OK;
+    return ms_fail(err, MS_ERR_CANCELLED, "cancelled after layer %u; the session keeps its first %llu tokens", layer,
+                   (unsigned long long)f->pass_position);
+}
+
+static ms_status emit(void *arg, uint32_t first_row, uint32_t rows, const float *device_logits, ms_error *err) {
+    forwarding *f = arg;
+    ms_session *s = f->s;
+    ms_backend *be = s->engine->backend;
+    uint32_t vocab = s->engine->model.info.vocab;
+    be->download(be, s->sink_logits, device_logits, (size_t)rows * vocab * sizeof(float));
+    if (first_row + rows == f->pass_rows)
+        memcpy(s->logits, s->sink_logits + (size_t)(rows - 1) * vocab, vocab * sizeof(float));
+    if (!f->o->all_logits || !f->o->sink) return MS_OK;
+    return f->o->sink(f->o->sink_arg, f->pass_position + first_row, rows, s->sink_logits, err);
+}
+
+static void routes(void *arg, uint32_t layer, uint32_t rows, uint32_t top_k, const uint32_t *ids) {
+    forwarding *f = arg;
+    f->o->routes(f->o->routes_arg, layer, f->pass_position, rows, top_k, ids);
+}
+
+static ms_status pass(forwarding *f, const uint32_t *ids, uint32_t n, bool last, ms_error *err) {
+    ms_session *s = f->s;
+    const ms_engine *e = s->engine;
+    f->pass_position = s->state.position;
+    f->pass_rows = n;
+    MS_TRY(embed(s, ids, n, err));
+    ms_run run = {.backend = e->backend,
+                  .config = e->model.config,
+                  .weights = e->weights,
+                  .state = &s->state,
+                  .experts = e->experts,
+                  .workspace = s->workspace,
+                  .rows = n,
+                  .max_rows = e->options.range_rows,
+                  .embedding = s->embedding,
+                  .want_logits = f->o->all_logits ? n : last,
+                  .logits = s->dev_logits,
+                  .logit_rows = e->logit_rows,
+                  .emit = emit,
+                  .emit_arg = f,
+                  .layer_done = layer_done,
+                  .layer_done_arg = f,
+                  .routes = f->o->routes ? routes : NULL,
+                  .routes_arg = f};
+    ms_status st = e->model.lane->forward(&run, err);
+    if (st != MS_OK) {
+        (void)e->backend->sync(e->backend, NULL); /* what was queued must not outlive this pass */
+        return st;
+    }
+    memcpy(s->tokens + s->state.position, ids, n * sizeof *ids);
+    ms_state_commit(&s->state, n);
+    if (f->unit == MS_PROGRESS_TOKEN) report(f, n);
+    return MS_OK;
+}
+
+static ms_status check(const ms_session *s, const uint32_t *ids, size_t count, ms_error *err) {
+    const ms_engine *e = s->engine;
+    if (count == 0) return ms_fail(err, MS_ERR_USAGE, "no tokens to evaluate");
+    uint64_t room = s->state.context - s->state.position;
+    if (count > room)
+        return ms_fail(err, MS_ERR_CONTEXT, "%zu tokens at position %llu do not fit into a context of %llu", count,
+                       (unsigned long long)s->state.position, (unsigned long long)s->state.context);
+    for (size_t i = 0; i < count; i++)
+        if (ids[i] >= e->model.info.vocab)
+            return ms_fail(err, MS_ERR_USAGE, "token %zu: id %u is outside the vocabulary of %u", i, ids[i], e->model.info.vocab);
+    return MS_OK;
+}
+
+ms_status ms_session_forward(ms_session *s, const uint32_t *ids, size_t count, const ms_forward_options *options,
+                             ms_error *err) {
+    static const ms_forward_options plain = {0};
+    forwarding f = {.s = s, .o = options ? options : &plain};
+    MS_TRY(check(s, ids, count, err));
+    uint32_t max = s->engine->options.range_rows;
+    uint32_t range = f.o->range && f.o->range < max ? f.o->range : max;
+    uint64_t passes = (count + range - 1) / range;
+    f.unit = range == 1 ? MS_PROGRESS_TOKEN : MS_PROGRESS_LAYER;
+    f.total = range == 1 ? count : passes * s->engine->model.info.layers;
+    s->has_logits = false;
+    for (size_t at = 0; at < count;) {
+        uint32_t n = count - at < range ? (uint32_t)(count - at) : range;
+        MS_TRY(pass(&f, ids + at, n, at + n == count, err));
+        at += n;
+    }
+    s->has_logits = true;
+    return MS_OK;
+}
+
+const float *ms_session_logits(const ms_session *s) { return s->has_logits ? s->logits : NULL; }
+uint64_t ms_session_position(const ms_session *s) { return s->state.position; }
+const uint32_t *ms_session_tokens(const ms_session *s) { return s->tokens; }
+
+void ms_session_reset(ms_session *s) {
+    ms_state_reset(&s->state);
+    s->timeline++;
+    s->has_logits = false;
+}
+
+void ms_session_cancel(ms_session *s) { atomic_store_explicit(&s->cancel, true, memory_order_relaxed); }
+void ms_session_clear_cancel(ms_session *s) { atomic_store_explicit(&s->cancel, false, memory_order_relaxed); }

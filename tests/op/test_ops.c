@@ -1,0 +1,287 @@
+/* Every backend operation, over a table of sizes and inputs (op_cases.c): all kernel tables, ranges and single rows, one
+ * and several threads give the same bits, and the results agree with the textbook formula in double precision. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "backend/cpu/kernels.h"
+#include "base/bytes.h"
+#include "op_cases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static ms_backend *open_backend(const char *kernels, unsigned threads, ms_precision precision) {
+    ms_backend *be;
+    ms_cpu_options o = {precision, threads, kernels};
+    ms_error err;
+    assert_int_equal(ms_backend_cpu_create(&be, &o, &err), MS_OK);
+    assert_int_equal(be->threads, threads);
+    assert_string_equal(be->kernels, kernels);
+    assert_int_equal(be->scratch_reserve(be, &op_scratch_need, &err), MS_OK);
+    return be;
+}
+
+static const char *label(const op_case *c, const char *how) {
+    static char text[256];
+    (void)snprintf(text, sizeof text, "%s n=%u d=%u,%u,%u,%u,%u,%u format=%d values=%d: %s", c->name, c->n, c->d[0],
+                   c->d[1], c->d[2], c->d[3], c->d[4], c->d[5], (int)c->format, (int)c->values, how);
+    return text;
+}
+
+/* All NaNs are one value here: which operand's payload survives is the instruction's choice. */
+static uint32_t comparable(float x) { return x != x ? 0x7fc00000u : ms_f32_bits(x); }
+
+static float *run(const char *kernels, unsigned threads, ms_precision precision, const op_case *c, bool singles) {
+    ms_backend *be = open_backend(kernels, threads, precision);
+    size_t count = c->count(c);
+    float *out = malloc(count * sizeof *out);
+    assert_non_null(out);
+    for (size_t i = 0; i < count; i++) out[i] = -12345.0f;
+    c->run(be, c, singles, out);
+    ms_error err = {0};
+    if (be->sync(be, &err) != MS_OK) fail_msg("%s: %s", label(c, kernels), err.message);
+    be->destroy(be);
+    return out;
+}
+
+static void expect_bits(const float *expected, const float *found, const op_case *c, const char *how) {
+    for (size_t i = 0; i < c->count(c); i++)
+        if (comparable(expected[i]) != comparable(found[i]))
+            fail_msg("%s: result %zu: expected %a, found %a", label(c, how), i, (double)expected[i], (double)found[i]);
+}
+
+static void expect_near(const float *found, const op_case *c, double tolerance) {
+    size_t count = c->count(c);
+    double *naive = malloc(count * sizeof *naive), largest = 1e-30;
+    assert_non_null(naive);
+    c->naive(c, naive);
+    for (size_t i = 0; i < count; i++) largest = fabs(naive[i]) > largest ? fabs(naive[i]) : largest;
+    for (size_t i = 0; i < count; i++)
+        if (!(fabs((double)found[i] - naive[i]) <= tolerance * largest))
+            fail_msg("%s: result %zu: expected %g, found %g, largest %g", label(c, "naive formula"), i, naive[i],
+                     (double)found[i], largest);
+    free(naive);
+}
+
+static void check_case(const op_case *c, ms_precision precision) {
+    float *base = run("scalar", 1, precision, c, false);
+    bool fast = precision == MS_PRECISION_FAST;
+    if (c->values == VALUES_NORMAL || c->values == VALUES_MIXED || c->values == VALUES_ZERO)
+        expect_near(base, c, fast || c->format == MS_FORMAT_Q8 ? c->fast_tolerance : 1e-5); /* Q8 weights are rounded */
+    static const struct { const char *kernels; unsigned threads; bool singles; } ways[] = {
+        {"scalar", 1, true}, {"scalar", 3, false}, {"avx2", 1, false}, {"avx2", 3, false}, {"avx2", 3, true}};
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        if (!ms_cpu_kernels_find(ways[i].kernels)) continue;
+        char how[64];
+        (void)snprintf(how, sizeof how, "%s, %s, %u threads, %s", fast ? "fast" : "reference", ways[i].kernels,
+                       ways[i].threads, ways[i].singles ? "singles" : "range");
+        float *other = run(ways[i].kernels, ways[i].threads, precision, c, ways[i].singles);
+        expect_bits(base, other, c, how);
+        free(other);
+    }
+    free(base);
+}
+
+static void test_fast(void **state) {
+    (void)state;
+    for (size_t i = 0; i < op_case_count; i++) check_case(&op_cases[i], MS_PRECISION_FAST);
+}
+
+static void test_reference(void **state) {
+    (void)state;
+    for (size_t i = 0; i < op_case_count; i++) check_case(&op_cases[i], MS_PRECISION_REFERENCE);
+}
+
+/* ------------------------------------------------------------------ failures */
+
+enum { DIM = 64, EXPERTS = 16, TOP = 3 };
+
+static void router_with_bad_row(ms_backend *be, float bad) {
+    float x[3 * DIM], weights[3 * TOP], gate_rows[EXPERTS * DIM], zero[EXPERTS] = {0};
+    uint32_t ids[3 * TOP];
+    op_fill(x, 3 * DIM, 1, VALUES_NORMAL);
+    op_fill(gate_rows, EXPERTS * DIM, 2, VALUES_NORMAL);
+    x[DIM + 5] = bad;
+    ms_weight gate, bias;
+    assert_int_equal(be->weight_create(be, &gate, MS_FORMAT_BF16, EXPERTS, DIM, NULL), MS_OK);
+    assert_int_equal(be->weight_fill(be, &gate, 0, EXPERTS, gate_rows, MS_FORMAT_F32, NULL), MS_OK);
+    assert_int_equal(be->weight_create(be, &bias, MS_FORMAT_F32, 1, EXPERTS, NULL), MS_OK);
+    assert_int_equal(be->weight_fill(be, &bias, 0, 1, zero, MS_FORMAT_F32, NULL), MS_OK);
+    ms_router r = {&gate, &bias, TOP, true, 1.0f};
+    be->router_topk(be, ids, weights, x, 3, &r);
+    ms_error err = {0};
+    assert_int_equal(be->sync(be, &err), MS_ERR_NUMERIC);
+    assert_non_null(strstr(err.message, "row 1"));
+    assert_int_equal(be->sync(be, &err), MS_OK);
+    for (uint32_t i = 0; i < TOP; i++) {
+        assert_int_equal(ids[TOP + i], i);
+        assert_true(weights[TOP + i] == 0.0f);
+        assert_true(weights[i] > 0.0f && weights[2 * TOP + i] > 0.0f);
+        assert_true(ids[i] < EXPERTS && ids[2 * TOP + i] < EXPERTS);
+    }
+    be->weight_destroy(be, &gate);
+    be->weight_destroy(be, &bias);
+}
+
+static const char *const tables[] = {"scalar", "avx2"};
+
+static void test_router_not_finite(void **state) {
+    (void)state;
+    for (size_t t = 0; t < 2; t++) {
+        if (!ms_cpu_kernels_find(tables[t])) continue;
+        ms_backend *be = open_backend(tables[t], 2, MS_PRECISION_FAST);
+        router_with_bad_row(be, NAN);
+        be->destroy(be);
+    }
+}
+
+/* A non-finite activation passes a quantised product as NaN, so that the router can see it. */
+static void test_not_finite_passes_products(void **state) {
+    (void)state;
+    for (size_t t = 0; t < 2; t++) {
+        if (!ms_cpu_kernels_find(tables[t])) continue;
+        ms_backend *be = open_backend(tables[t], 1, MS_PRECISION_FAST);
+        float x[2 * 300], w[9 * 300], out[2 * 9];
+        op_fill(w, 9 * 300, 1, VALUES_NORMAL);
+        ms_weight weight;
+        assert_int_equal(be->weight_create(be, &weight, MS_FORMAT_Q8, 9, 300, NULL), MS_OK);
+        assert_int_equal(be->weight_fill(be, &weight, 0, 9, w, MS_FORMAT_F32, NULL), MS_OK);
+        for (uint32_t at = 0; at < 300; at += 37) {
+            for (int kind = 0; kind < 2; kind++) {
+                op_fill(x, 2 * 300, 2, VALUES_NORMAL);
+                x[at] = kind ? -INFINITY : NAN;
+                ms_product p = {&weight, out, 9, false};
+                be->project(be, x, 2, &p, 1);
+                for (int r = 0; r < 9; r++) assert_true(isnan(out[r]) && isfinite(out[9 + r]));
+            }
+        }
+        be->weight_destroy(be, &weight);
+        be->destroy(be);
+    }
+}
+
+static void expect_kept(ms_backend *be, const char *word) {
+    ms_error err = {0};
+    assert_int_equal(be->sync(be, &err), MS_ERR_INTERNAL);
+    if (!strstr(err.message, word)) fail_msg("expected '%s' in '%s'", word, err.message);
+    assert_int_equal(be->sync(be, &err), MS_OK);
+}
+
+/* Asking for more than was reserved is kept as a failure; nothing is written. */
+static void test_beyond_scratch(void **state) {
+    (void)state;
+    ms_backend *be = open_backend("scalar", 1, MS_PRECISION_FAST);
+    ms_scratch_need small = {.rows = 2, .input_cols = 64, .mlp_width = 64, .expert = {64, 32}, .pairs = 2,
+                             .kda_heads = 1, .kda_dim = 16, .kda_taps = 4, .mla_heads = 1, .mla_nope = 8,
+                             .mla_extra = 8, .mla_value = 8, .mla_rank = 16, .context = 4, .router_experts = 8};
+    assert_int_equal(be->scratch_reserve(be, &small, NULL), MS_OK);
+    float x[3 * 128] = {0}, out[3 * 128], weights[8];
+    uint32_t ids[8];
+    memset(out, 0x55, sizeof out);
+    ms_weight w, wide, bias;
+    assert_int_equal(be->weight_create(be, &w, MS_FORMAT_Q8, 16, 64, NULL), MS_OK);
+    assert_int_equal(be->weight_create(be, &wide, MS_FORMAT_Q8, 128, 128, NULL), MS_OK);
+    assert_int_equal(be->weight_create(be, &bias, MS_FORMAT_F32, 16, 64, NULL), MS_OK);
+    ms_product p = {&w, out, 16, false};
+    be->project(be, x, 3, &p, 1);
+    expect_kept(be, "project");
+    p.weight = &wide;
+    be->project(be, x, 1, &p, 1);
+    expect_kept(be, "project");
+    be->mlp(be, out, x, 1, &wide, &wide, &wide, (ms_situ){4, 25});
+    expect_kept(be, "mlp");
+    ms_kda kda = {1, 17, 4, -5, 1e-5f, {&bias, &bias, &bias}, &bias, &bias, &bias};
+    ms_kda_io kda_io = {x, x, x, x, x, x, x, out, x, out, out};
+    be->kda_range(be, &kda, &kda_io, 1);
+    expect_kept(be, "kda_range");
+    ms_mla mla = {1, 8, 8, 8, 16, 1e-6f, 0.25f, &bias, &w};
+    ms_mla_io mla_io = {x, x, x, out, 4, out};
+    be->mla_range(be, &mla, &mla_io, 1);
+    expect_kept(be, "context");
+    ms_router r = {&bias, &bias, 2, true, 1};
+    be->router_topk(be, ids, weights, x, 1, &r);
+    expect_kept(be, "router_topk");
+    be->experts_begin(be, x, 3, small.expert);
+    expect_kept(be, "experts_begin");
+    be->experts_begin(be, x, 2, small.expert);
+    uint32_t row = 2, pair = 0;
+    ms_expert_batch batch = {x, &row, &pair, 1};
+    be->experts_run(be, out, small.expert, (ms_situ){4, 25}, &batch, 1);
+    expect_kept(be, "experts_run");
+    row = 0;
+    pair = 2;
+    be->experts_run(be, out, small.expert, (ms_situ){4, 25}, &batch, 1);
+    expect_kept(be, "experts_run");
+    for (size_t i = 0; i < sizeof out; i++) assert_int_equal(((uint8_t *)out)[i], 0x55);
+    be->weight_destroy(be, &w);
+    be->weight_destroy(be, &wide);
+    be->weight_destroy(be, &bias);
+    be->destroy(be);
+}
+
+static void test_weight_errors(void **state) {
+    (void)state;
+    ms_backend *be = open_backend("scalar", 2, MS_PRECISION_FAST);
+    static const ms_format formats[] = {MS_FORMAT_F32, MS_FORMAT_BF16, MS_FORMAT_Q8};
+    float host[20 * 150];
+    for (size_t f = 0; f < 3; f++) {
+        ms_weight w;
+        ms_error err;
+        op_fill(host, 20 * 150, 3, VALUES_NORMAL);
+        host[12 * 150 + 130] = INFINITY;
+        host[19 * 150] = NAN;
+        assert_int_equal(be->weight_create(be, &w, formats[f], 22, 150, &err), MS_OK);
+        assert_int_equal(be->weight_fill(be, &w, 2, 20, host, MS_FORMAT_F32, &err), MS_ERR_NUMERIC);
+        assert_non_null(strstr(err.message, "row 14 column 130"));
+        assert_int_equal(be->weight_fill(be, &w, 20, 3, host, MS_FORMAT_F32, &err), MS_ERR_INTERNAL);
+        be->weight_destroy(be, &w);
+        assert_int_equal(be->weight_create(be, &w, formats[f], UINT32_MAX, UINT32_MAX, &err), MS_ERR_MEMORY);
+    }
+    assert_int_equal(ms_weight_bytes(MS_FORMAT_Q8, 7, 300), 7 * 300 + 7 * 3 * 4);
+    assert_int_equal(ms_weight_bytes(MS_FORMAT_BF16, 7, 300), 7 * 300 * 2);
+    be->destroy(be);
+}
+
+static void test_memory(void **state) {
+    (void)state;
+    ms_backend *be = open_backend("scalar", 1, MS_PRECISION_REFERENCE);
+    static const size_t sizes[] = {0, 1, 4097, (size_t)5 << 20};
+    for (size_t i = 0; i < 4; i++) {
+        for (int kind = 0; kind < 2; kind++) {
+            void *p;
+            assert_int_equal(be->alloc(be, (ms_memory_kind)kind, sizes[i], "test", &p, NULL), MS_OK);
+            assert_int_equal((uintptr_t)p % (kind == MS_MEM_STAGING ? 4096 : 64), 0);
+            for (size_t b = 0; b < sizes[i]; b++)
+                if (((uint8_t *)p)[b]) fail_msg("byte %zu is not zero", b);
+            be->release(be, (ms_memory_kind)kind, p, sizes[i]);
+        }
+    }
+    ms_error err;
+    void *p;
+    assert_int_equal(be->alloc(be, MS_MEM_DEVICE, SIZE_MAX, "everything", &p, &err), MS_ERR_MEMORY);
+    assert_non_null(strstr(err.message, "everything"));
+    ms_scratch_need huge = {.rows = UINT32_MAX, .input_cols = UINT32_MAX, .mlp_width = UINT32_MAX};
+    assert_int_equal(be->scratch_reserve(be, &huge, &err), MS_ERR_MEMORY);
+    be->destroy(be);
+    ms_cpu_options o = {MS_PRECISION_FAST, 1, "mmx"};
+    assert_int_equal(ms_backend_cpu_create(&be, &o, &err), MS_ERR_USAGE);
+    assert_non_null(strstr(err.message, "mmx"));
+}
+
+int main(void) {
+    if (!ms_cpu_kernels_find("avx2")) (void)printf("avx2: this processor lacks it, compared scalar only\n");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fast),
+        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_router_not_finite),
+        cmocka_unit_test(test_not_finite_passes_products),
+        cmocka_unit_test(test_beyond_scratch),
+        cmocka_unit_test(test_weight_errors),
+        cmocka_unit_test(test_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
