@@ -55,10 +55,10 @@ programs  = $(sort $(foreach t,$(patsubst %/,%,$(1)),$(if $(filter %.c,$(t)),$(t
 TEST_BIN := $(patsubst %.c,$(BUILD)/%,$(call programs,$(TESTS)))
 UNIT_BIN := $(patsubst %.c,$(BUILD)/%,$(call programs,tests/unit))
 SOAK_BIN := $(patsubst %.c,$(BUILD)/%,$(call programs,tests/soak))
-# Tests of the programs need the programs.
-TEST_APP := $(if $(filter tests/cli% tests/server%,$(TESTS)),$(APPS))
 FUZZ     := $(patsubst tests/fuzz/fuzz_%.c,fuzz-%,$(wildcard tests/fuzz/fuzz_*.c))
 GOLD_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/golden/*.c))
+# Tests of the programs need the programs, the golden runner among them.
+TEST_APP := $(if $(filter tests/cli% tests/server%,$(TESTS)),$(APPS) $(BUILD)/golden)
 # Other .c files of a test folder are shared parts, linked into each program of that folder.
 shared    = $(patsubst %.c,$(BUILD)/%.o,$(filter-out tests/$(1)/test_% tests/$(1)/fuzz_%,$(wildcard tests/$(1)/*.c)))
 C_FOLDERS := $(wildcard include src apps tests bench)
@@ -91,8 +91,12 @@ test: layers $(TEST_BIN) $(TEST_APP) ## everything that needs no GPU and no larg
 list-tests: ## paths of the test programs, one a line
 	@printf '%s\n' $(TEST_BIN)
 
-test-long: test-asan test-tsan $(FUZZ) $(if $(SOAK_BIN),test-soak) ## sanitizer runs, all fuzz targets, soak tests (hours)
-	@echo 'test-long: PASS'
+# Targets one after the other, all of them even when one fails; they build in the same folders and measure time limits.
+one_by_one = +@failed=; for t in $(1); do $(MAKE) --no-print-directory $$t || failed="$$failed $$t"; done; \
+    if [ -n "$$failed" ]; then echo "$@: FAIL:$$failed"; exit 1; fi; echo '$@: PASS'
+
+test-long: ## sanitizer runs, all fuzz targets, soak tests (hours)
+	$(call one_by_one,test-asan test-tsan fuzz $(if $(SOAK_BIN),test-soak))
 
 test-asan: ## make test under AddressSanitizer and UBSan, in BUILD-asan
 	+@TEST_SECONDS=$${TEST_SECONDS:-1800} $(MAKE) --no-print-directory BUILD='$(BUILD)-asan' SAN=address,undefined test
@@ -105,8 +109,8 @@ test-tsan: ## make test under ThreadSanitizer, in BUILD-tsan
 test-soak: $(SOAK_BIN) ## long runs of tests/soak
 	@TEST_SECONDS=$${TEST_SECONDS:-3600} $(RUN_TESTS) $(SOAK_BIN)
 
-fuzz: $(FUZZ) ## every fuzz target, one after the other
-	@echo 'fuzz: PASS'
+fuzz: ## every fuzz target, one after the other
+	$(call one_by_one,$(FUZZ))
 
 # New inputs stay in BUILD-fuzz/corpus/NAME; those of tests/fuzz/corpus/NAME are only read.
 fuzz-%: tests/fuzz/fuzz_%.c ## one fuzz target (clang) for FUZZ_SECONDS=300, from tests/fuzz/fuzz_NAME.c

@@ -26,6 +26,7 @@ typedef struct chat {
     ms_timeline timeline;
     ms_conversation conversation;
     ms_sampler sampler;
+    bool seeded; /* the seed was given */
     ms_stop_strings stops;
     uint64_t max_tokens;
     double load_seconds;

@@ -31,15 +31,16 @@ struct chat_input {
     size_t at, filled;
 };
 
-/* Waits until standard input is readable; anything but CHAT_READ_LINE is an event. */
+/* Waits until standard input is readable; anything but CHAT_READ_LINE is an event, and comes first. */
 static chat_read wait_for_input(void) {
-    for (;;) {
-        struct pollfd fds[2] = {{.fd = STDIN_FILENO, .events = POLLIN}, {.fd = chat_signals_fd(), .events = POLLIN}};
+    for (bool ready = false;;) {
         if (chat_signals_terminated()) return CHAT_READ_TERMINATE;
         if (chat_signals_take_interrupts()) return CHAT_READ_INTERRUPT;
+        if (ready) return CHAT_READ_LINE;
+        struct pollfd fds[2] = {{.fd = STDIN_FILENO, .events = POLLIN}, {.fd = chat_signals_fd(), .events = POLLIN}};
         if (poll(fds, 2, -1) < 0 && errno != EINTR) return CHAT_READ_FAILED;
         if (fds[1].revents) chat_signals_drain();
-        else if (fds[0].revents) return CHAT_READ_LINE;
+        ready = fds[0].revents != 0;
     }
 }
 

@@ -17,32 +17,21 @@ typedef struct loop {
 
 /* ------------------------------------------------------------------ reading */
 
+/* Reads l->line; false: the entry is dropped, or the loop is to be left. */
 static bool ask_line(loop *l, const char *prompt) {
     ms_error err;
-    for (;;) {
-        chat_signals_phase(CHAT_PROMPT, NULL);
-        switch (chat_input_line(l->in, prompt, &l->line, &err)) {
-        case CHAT_READ_LINE: return true;
-        case CHAT_READ_END: l->leave = true; return false;
-        case CHAT_READ_TERMINATE:
-            l->leave = true;
-            l->code = CHAT_TERMINATED;
-            return false;
-        case CHAT_READ_INTERRUPT:
-            l->message.len = 0;
-            if (!chat_signals_insistent()) {
-                if (l->in && chat_input_is_terminal(l->in)) chat_note(l->c, "(again to leave)");
-                return false;
-            }
-            l->leave = true;
-            l->code = CHAT_INTERRUPTED;
-            return false;
-        case CHAT_READ_FAILED:
-            l->leave = true;
-            l->code = chat_fail(l->c, &err);
-            return false;
-        }
+    chat_signals_phase(CHAT_PROMPT, NULL);
+    chat_read r = chat_input_line(l->in, prompt, &l->line, &err);
+    if (r == CHAT_READ_LINE) return true;
+    if (r == CHAT_READ_INTERRUPT && !chat_signals_insistent()) {
+        if (chat_input_is_terminal(l->in)) chat_note(l->c, "(again to leave)");
+        return false;
     }
+    l->leave = true;
+    if (r == CHAT_READ_TERMINATE) l->code = CHAT_TERMINATED;
+    else if (r == CHAT_READ_INTERRUPT) l->code = CHAT_INTERRUPTED;
+    else if (r == CHAT_READ_FAILED) l->code = chat_fail(l->c, &err);
+    return false;
 }
 
 /* After a turn or a command: what it means for the loop. */
@@ -298,6 +287,7 @@ int chat_loop(chat *c) {
     ms_error err;
     if (chat_input_open(&l.in, c->o->history, c->err.styled, &err) != MS_OK) return chat_fail(c, &err);
     if (chat_input_is_terminal(l.in) && !c->o->quiet) chat_note(c, "/help lists the commands");
+    if (!chat_input_is_terminal(l.in) && c->o->history) chat_note(c, "note: --history has no effect without a terminal");
     while (!l.leave) one_entry(&l);
     if (chat_input_close(l.in, &err) != MS_OK) complain(&l, &err);
     ms_text_free(&l.line);

@@ -41,9 +41,12 @@ static ms_status take_settings(chat *c, const ms_json *root, ms_error *err) {
     if (!o->top_k_given) MS_TRY(whole(root, "top_k", 0, UINT32_MAX, &top_k, err));
     s->top_k = (uint32_t)top_k;
     const ms_json *seed = ms_json_get(root, "seed");
-    if (!o->seed_given && seed && seed->type != MS_JSON_NULL && !ms_json_i64(seed, &s->seed)) {
-        return ms_fail(err, MS_ERR_USAGE, "seed: expected a whole number of 64 bits, found %.*s",
-                       (int)(seed->raw_len < 60 ? seed->raw_len : 60), seed->raw);
+    if (!o->seed_given && seed && seed->type != MS_JSON_NULL) {
+        if (!ms_json_i64(seed, &s->seed)) {
+            return ms_fail(err, MS_ERR_USAGE, "seed: expected a whole number of 64 bits, found %.*s",
+                           (int)(seed->raw_len < 60 ? seed->raw_len : 60), seed->raw);
+        }
+        c->seeded = true;
     }
     if (o->max_tokens_given) return MS_OK;
     const ms_json *preferred = ms_json_get(root, "max_completion_tokens");

@@ -89,6 +89,7 @@ static ms_status open_sampler(chat *c, ms_error *err) {
     c->sampler.min_p = o->min_p;
     c->sampler.top_k = o->top_k;
     c->sampler.seed = o->seed;
+    c->seeded = o->seed_given;
     for (size_t i = 0; i < o->stop.count; i++) {
         MS_TRY(ms_stop_strings_add(&c->stops, o->stop.items[i], strlen(o->stop.items[i]), err));
     }
@@ -133,7 +134,7 @@ static ms_status check_sampling(chat *c, ms_error *err) {
                        c->sampler.temperature);
     }
     if (c->sampler.temperature > 0) {
-        if (!o->seed_given && getrandom(&c->sampler.seed, sizeof c->sampler.seed, 0) != sizeof c->sampler.seed) {
+        if (!c->seeded && getrandom(&c->sampler.seed, sizeof c->sampler.seed, 0) != sizeof c->sampler.seed) {
             return ms_fail_errno(err, MS_ERR_IO, errno, "a random seed");
         }
         if (!o->quiet) chat_note(c, "[seed=%lld]", (long long)c->sampler.seed);

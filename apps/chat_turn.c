@@ -85,8 +85,10 @@ static int interrupted(chat *c, const ms_turn_result *r) {
     if (r->replied) {
         chat_note(c, "interrupted: %zu tokens of the reply are kept", r->generated.count);
     } else {
-        chat_note(c, "interrupted in the prompt after %zu of %zu tokens: the message is dropped, the conversation stays as it was",
-                  r->evaluated, r->prompt - r->reused);
+        ms_error err;
+        (void)ms_fail(&err, MS_ERR_CANCELLED, "interrupted in the prompt after %zu of %zu tokens: the message is dropped, "
+                      "the conversation stays as it was", r->evaluated, r->prompt - r->reused);
+        (void)chat_fail(c, &err);
     }
     return chat_signals_insistent() ? CHAT_INTERRUPTED : CHAT_OK;
 }

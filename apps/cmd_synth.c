@@ -201,6 +201,8 @@ int ms_command_synth(int argc, char **argv) {
         return 128 + (int)interrupted;
     }
     if (st != MS_OK) return ms_command_fail(set.program, &err);
+    if (!flags.sparse && !report.direct)
+        fprintf(stderr, "%s: some shards were written through the page cache: no direct I/O here\n", set.program);
     printf("%s: %u shards, %" PRIu64 " tensors, %" PRIu64 " bytes of weights, %.1f s\n", r.args[0], report.shards,
            report.tensors, report.payload_bytes, (double)(ms_clock_ns() - p.start_ns) / 1e9);
     return ms_command_finish(set.program);

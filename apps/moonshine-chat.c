@@ -4,19 +4,25 @@
 #include "chat.h"
 #include "chat_signals.h"
 
+/* What one turn is given. */
+typedef struct input {
+    ms_text text;     /* a user message, or */
+    ms_prompt prompt; /* a whole request */
+} input;
+
 /* The input is read before the weights: what is wrong with it shows at once. */
-static ms_status one_prompt(chat *c, chat_request *r, ms_text *text, ms_error *err) {
-    return c->o->messages ? chat_request_open(r, c, c->o->messages, err) : chat_read_prompt(c->o, text, err);
+static ms_status read_input(chat *c, input *in, ms_error *err) {
+    if (!c->o->messages) return chat_read_prompt(c->o, &in->text, err);
+    chat_request r;
+    MS_TRY(chat_request_open(&r, c, c->o->messages, err));
+    ms_status status = ms_conversation_request(&c->conversation, ms_json_root(r.doc), &in->prompt, err);
+    chat_request_close(&r);
+    return status;
 }
 
-static int one_turn(chat *c, const chat_request *r, const ms_text *text) {
-    if (!c->o->messages) return chat_turn_user(c, text->data ? text->data : "", text->len);
-    ms_prompt p;
-    ms_error err;
-    if (ms_conversation_request(&c->conversation, ms_json_root(r->doc), &p, &err) != MS_OK) return chat_fail(c, &err);
-    int code = chat_turn_prompt(c, &p);
-    ms_prompt_free(&p);
-    return code;
+static int one_turn(chat *c, const input *in) {
+    if (c->o->messages) return chat_turn_prompt(c, &in->prompt);
+    return chat_turn_user(c, in->text.data ? in->text.data : "", in->text.len);
 }
 
 static int save_at_end(chat *c, int code) {
@@ -29,17 +35,16 @@ static int save_at_end(chat *c, int code) {
 static int run(chat *c) {
     const chat_options *o = c->o;
     if (o->tokenize || o->detokenize || o->render_only) return chat_text_only(c);
-    chat_request request = {0};
-    ms_text text = {0};
+    input in = {0};
     ms_error err;
     bool one_shot = chat_options_one_shot(o);
-    ms_status status = one_shot ? one_prompt(c, &request, &text, &err) : MS_OK;
+    ms_status status = one_shot ? read_input(c, &in, &err) : MS_OK;
     if (status == MS_OK) status = chat_open_engine(c, &err);
     int code;
     if (status != MS_OK) code = chat_fail(c, &err);
-    else code = save_at_end(c, one_shot ? one_turn(c, &request, &text) : chat_loop(c));
-    chat_request_close(&request);
-    ms_text_free(&text);
+    else code = save_at_end(c, one_shot ? one_turn(c, &in) : chat_loop(c));
+    ms_prompt_free(&in.prompt);
+    ms_text_free(&in.text);
     return code;
 }
 

@@ -264,4 +264,11 @@ void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {
                              .uring = r.uring};
 }
 
+ms_status ms_expert_service_check(ms_expert_service *s, ms_error *err) {
+    if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is open");
+    if (ms_reader_pending(s->reader)) return ms_fail(err, MS_ERR_INTERNAL, "expert reads are pending");
+    MS_TRY(ms_cache_check(s->cache, err));
+    return ms_cache_clear(s->cache, err);
+}
+
 ms_reader *ms_expert_service_reader(ms_expert_service *s) { return s->reader; }

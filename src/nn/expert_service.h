@@ -54,6 +54,8 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
 void ms_expert_end(ms_expert_service *s);
 
 void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out);
+/* For tests, between requests: the cache's invariants, nothing leased, no read pending.  Forgets what the cache holds. */
+ms_status ms_expert_service_check(ms_expert_service *s, ms_error *err);
 /* The reader, for failure injection in tests. */
 ms_reader *ms_expert_service_reader(ms_expert_service *s);
 

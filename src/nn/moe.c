@@ -84,8 +84,12 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
     groups g = lay_out(buf->host, n, k, moe->experts);
     be->router_topk(be, buf->ids, buf->weights, x, n, &moe->router);
     be->download(be, g.ids, buf->ids, (size_t)n * k * sizeof *g.ids);
-    MS_TRY(be->sync(be, err)); /* a router row that is not finite stops here, before any read */
-    MS_TRY(group_rows(&g, n, k, moe->experts, err));
+    ms_status st = be->sync(be, err); /* a router row that is not finite stops here, before any read */
+    if (st == MS_OK) st = group_rows(&g, n, k, moe->experts, err);
+    if (st != MS_OK) {
+        ms_error_context(err, "layer %u", moe->layer);
+        return st;
+    }
     if (host_ids) *host_ids = g.ids;
 
     MS_TRY(ms_expert_request(service, moe_layer, g.unique, g.unique_count, err));
@@ -94,7 +98,7 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
     be->project(be, x, n, &down, 1);
     be->experts_begin(be, buf->latent, n, moe->shape);
     be->mlp(be, buf->shared, x, n, moe->shared_gate, moe->shared_up, moe->shared_down, moe->act);
-    ms_status st = run_experts(be, service, moe, buf->pairs, &g, err);
+    st = run_experts(be, service, moe, buf->pairs, &g, err);
     ms_expert_end(service);
     if (st != MS_OK) return st;
 

@@ -11,6 +11,7 @@
 #include "nn/expert_service.h"
 
 typedef struct ms_moe {
+    uint32_t layer;   /* of the model, for messages */
     uint32_t dim;     /* width of x and out */
     uint32_t experts;
     ms_expert_shape shape;

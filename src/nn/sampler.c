@@ -1,25 +1,33 @@
 /* sampler.c: picks a token from logits, the same one on every machine (docs/formats.md, "Sampler").
  *
- * Only + - * / in double, compares, and the library's own ms_exp take part, each sum in one fixed order; no libm result
- * does.
+ * Only + - * / in double and compares take part, each sum in one fixed order; no libm result does.
  *
  * Owns: three temporary arrays of a pick.  Threads: one sampler belongs to one thread.
  * Invariants: candidates are ordered by (logit descending, id ascending); weights[0] is 1; draws grows by one with
- * every successful pick at a temperature above 0 and never otherwise. Errors: MS_ERR_USAGE (option out of range),
- * MS_ERR_NUMERIC (NaN, +inf while sampling, nothing above -inf), MS_ERR_MEMORY.
+ *   every successful pick at a temperature above 0 and never otherwise.
+ * Errors: MS_ERR_USAGE (option out of range), MS_ERR_NUMERIC (NaN, +inf while sampling, nothing above -inf),
+ *   MS_ERR_MEMORY.
  */
 #include "nn/sampler.h"
 
+#include "base/bytes.h"
 #include "base/error.h"
-#include "base/fmath.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define PHILOX_M0 UINT32_C(0xD2511F53)
 #define PHILOX_M1 UINT32_C(0xCD9E8D57)
 #define PHILOX_W0 UINT32_C(0x9E3779B9)
 #define PHILOX_W1 UINT32_C(0xBB67AE85)
+
+#define EXP_LOG2E  0x1.71547652b82fep+0
+#define EXP_SHIFT  0x1.8p+52       /* adding it rounds to an integer */
+#define EXP_LN2_HI 0x1.62e42feep-1 /* short, so that k times it is exact */
+#define EXP_LN2_LO 0x1.a39ef35793c76p-33
+#define CUTOFF     (-87.0)
 
 enum { PHILOX_ROUNDS = 10, SORT_BITS = 11, SORT_BUCKETS = 1 << SORT_BITS };
 
@@ -77,9 +85,30 @@ static ms_status first_maximum(const float *logits, uint32_t vocab, uint32_t *be
     return MS_OK;
 }
 
-static float weight_of(float logit, float maximum, double temperature) {
-    double x = ((double)logit - (double)maximum) / temperature;
-    return x < -100.0 ? 0.0f : ms_exp((float)x); /* ms_exp is 0 below -87; the cut keeps the conversion in range */
+/* (l - max) / temperature: 0 for the best, -infinity at the far end. */
+static double exponent_of(float logit, float maximum, double temperature) {
+    return ((double)logit - (double)maximum) / temperature;
+}
+
+/* exp(x) for CUTOFF <= x <= 0 by + - * alone: x = k ln 2 + r, the series of exp(r) up to r^11, times 2^k. */
+static double weight_of(double x) {
+    double t = x * EXP_LOG2E + EXP_SHIFT, k = t - EXP_SHIFT;
+    double r = x - k * EXP_LN2_HI - k * EXP_LN2_LO, p = 1.0 / 39916800;
+    p = p * r + 1.0 / 3628800;
+    p = p * r + 1.0 / 362880;
+    p = p * r + 1.0 / 40320;
+    p = p * r + 1.0 / 5040;
+    p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120;
+    p = p * r + 1.0 / 24;
+    p = p * r + 1.0 / 6;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    uint64_t bits = (uint64_t)((int64_t)k + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return p * power;
 }
 
 /* Ascending keys are descending logits; both zeros give one key. */
@@ -88,8 +117,7 @@ static uint32_t sort_key(float logit) {
     return bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
 }
 
-/* A stable radix sort by the upper 32 bits; items come with ascending ids below.  The result is in `b` (three rounds).
- */
+/* A stable radix sort by the upper 32 bits; items come with ascending ids below.  After its three rounds `b` is it. */
 static void sort_candidates(uint64_t *a, uint64_t *b, size_t count) {
     for (unsigned shift = 32; shift < 64; shift += SORT_BITS) {
         size_t start[SORT_BUCKETS] = {0};
@@ -106,33 +134,32 @@ static void sort_candidates(uint64_t *a, uint64_t *b, size_t count) {
     }
 }
 
-/* How many of the ordered candidates top_k, top_p and min_p leave; at least one. */
-static size_t filter(const ms_sampler *s, const float *weights, size_t count) {
-    if (s->top_k > 0 && s->top_k < count) count = s->top_k;
+/* How many of the ordered candidates top_p and min_p leave; at least one. */
+static size_t filter(const ms_sampler *s, const double *weights, size_t count) {
     if (s->top_p < 1.0) {
         double total = 0.0, sum = 0.0;
-        for (size_t i = 0; i < count; i++) total += (double)weights[i];
+        for (size_t i = 0; i < count; i++) total += weights[i];
         size_t kept = 0;
         while (kept < count) {
-            sum += (double)weights[kept++];
+            sum += weights[kept++];
             if (sum >= s->top_p * total) break;
         }
         count = kept;
     }
     if (s->min_p > 0.0) {
         size_t kept = 1;
-        while (kept < count && (double)weights[kept] >= s->min_p * (double)weights[0]) kept++;
+        while (kept < count && weights[kept] >= s->min_p * weights[0]) kept++;
         count = kept;
     }
     return count;
 }
 
-static size_t draw_index(const float *weights, size_t count, double uniform) {
+static size_t draw_index(const double *weights, size_t count, double uniform) {
     double total = 0.0, sum = 0.0;
-    for (size_t i = 0; i < count; i++) total += (double)weights[i];
+    for (size_t i = 0; i < count; i++) total += weights[i];
     double target = uniform * total;
     for (size_t i = 0; i < count; i++) {
-        sum += (double)weights[i];
+        sum += weights[i];
         if (sum > target) return i;
     }
     return count - 1;
@@ -141,17 +168,20 @@ static size_t draw_index(const float *weights, size_t count, double uniform) {
 static ms_status sample(ms_sampler *s, const float *logits, uint32_t vocab, float maximum, uint32_t *token,
                         ms_error *err) {
     uint64_t *items = malloc(vocab * sizeof *items), *sorted = malloc(vocab * sizeof *sorted);
-    float *weights = malloc(vocab * sizeof *weights);
+    double *weights = malloc(vocab * sizeof *weights);
     ms_status status = MS_OK;
     if (items && sorted && weights) {
         size_t count = 0;
         for (uint32_t i = 0; i < vocab; i++) {
-            if (weight_of(logits[i], maximum, s->temperature) > 0.0f) {
+            if (exponent_of(logits[i], maximum, s->temperature) >= CUTOFF) {
                 items[count++] = (uint64_t)sort_key(logits[i]) << 32 | i;
             }
         }
         sort_candidates(items, sorted, count);
-        for (size_t i = 0; i < count; i++) weights[i] = weight_of(logits[(uint32_t)sorted[i]], maximum, s->temperature);
+        if (s->top_k > 0 && s->top_k < count) count = s->top_k;
+        for (size_t i = 0; i < count; i++) {
+            weights[i] = weight_of(exponent_of(logits[(uint32_t)sorted[i]], maximum, s->temperature));
+        }
         count = filter(s, weights, count);
         *token = (uint32_t)sorted[draw_index(weights, count, ms_sampler_uniform(s->seed, s->draws))];
         s->draws++;

@@ -2,9 +2,10 @@
  *
  * Threads: the inference thread.
  * Invariants: kinds lie together, at most STATE_MAX_KINDS of them, layers ascending within a kind; a fixed part has
- * `bytes`, a growing part `row_bytes`, never both.  Every size that is later formed as row_bytes * rows was checked at
- * creation. Errors: MS_ERR_INTERNAL for a part list a lane must not give, MS_ERR_NO_FIT for sizes beyond the address
- * space, MS_ERR_MEMORY; nothing stays allocated.
+ *   `bytes`, a growing part `row_bytes`, never both.  Every size that is later formed as row_bytes * rows was checked at
+ *   creation.
+ * Errors: MS_ERR_INTERNAL for a part list a lane must not give, MS_ERR_NO_FIT for sizes beyond the address space,
+ *   MS_ERR_MEMORY; nothing stays allocated.
  */
 #include "nn/state.h"
 
@@ -69,8 +70,9 @@ static ms_status allocate_copy(ms_state *s, const ms_state_part *p, uint8_t **ou
     if (p->row_bytes && !ms_mul_u64(p->row_bytes, s->context, &bytes)) bytes = UINT64_MAX;
     if (bytes > PTRDIFF_MAX) {
         return ms_fail(err, MS_ERR_NO_FIT,
-                       "%s state of layer %" PRIu32 ": %" PRIu64 " rows of %" PRIu64 " bytes are too many", p->kind,
-                       p->layer, s->context, p->row_bytes);
+                       "%s state of layer %" PRIu32 ": %" PRIu64 " bytes and %" PRIu64 " rows of %" PRIu64
+                       " bytes are beyond the address space",
+                       p->kind, p->layer, p->bytes, p->row_bytes ? s->context : 0, p->row_bytes);
     }
     char what[64];
     (void)snprintf(what, sizeof what, "%s state of layer %" PRIu32, p->kind, p->layer);

@@ -32,7 +32,7 @@ typedef struct ms_state {
 /* `parts` is copied; current and next are allocated and zero. */
 ms_status ms_state_create(ms_state *out, ms_backend *be, const ms_state_part *parts, uint32_t count, uint64_t context, ms_error *err);
 void ms_state_destroy(ms_state *s);
-void ms_state_reset(ms_state *s);                   /* position 0, all zero */
+void ms_state_reset(ms_state *s);                   /* position 0, fixed parts zero */
 void ms_state_commit(ms_state *s, uint32_t rows);   /* the pass that wrote `next` is final; position += rows */
 ms_state_part *ms_state_find(const ms_state *s, const char *kind, uint32_t layer); /* NULL: none */
 /* Occupied bytes of a part at the current position. */

@@ -12,7 +12,7 @@ const int8_t ms_e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, 
 
 bool ms_expert_shape_valid(ms_expert_shape s) {
     if (s.hidden == 0 || s.inner == 0 || s.hidden % GROUP != 0 || s.inner % GROUP != 0) return false;
-    /* 3 matrices at 17 bytes per 32 elements: below 2^62 for any two 32-bit widths, but must fit size_t. */
+    /* 3 matrices at 17 bytes per 32 elements: may exceed 64 bits for hostile widths. */
     uint64_t bytes = (uint64_t)s.hidden * (s.inner / GROUP);
     return ms_mul_u64(bytes, 3 * (GROUP_BYTES + 1), &bytes) && bytes <= SIZE_MAX / 2;
 }
@@ -45,7 +45,8 @@ static size_t source_offset(ms_expert_shape s, ms_expert_matrix m) {
 static const char *const matrix_names[] = {[MS_W1] = "w1", [MS_W3] = "w3", [MS_W2] = "w2"};
 
 /* Source order is row by row, so the reported group is the first bad one of the matrix. */
-static ms_status check_scales(const uint8_t *scales, uint32_t rows, uint32_t groups, ms_expert_matrix m, ms_error *err) {
+static ms_status check_scales(const uint8_t *scales, uint32_t rows, uint32_t groups, ms_expert_matrix m,
+                              ms_error *err) {
     const uint8_t *bad = memchr(scales, 255, (size_t)rows * groups);
     if (!bad) return MS_OK;
     size_t at = (size_t)(bad - scales);

@@ -3,9 +3,7 @@
 #include "base/bytes.h"
 
 /* Round half to even of |v| < 2^22 without libm: the shift leaves the integer in the low mantissa bits. */
-static int32_t round_even(float v) {
-    return (int32_t)(ms_f32_bits(v + 12582912.0f) - ms_f32_bits(12582912.0f));
-}
+static int32_t round_even(float v) { return (int32_t)(ms_f32_bits(v + 12582912.0f) - ms_f32_bits(12582912.0f)); }
 
 bool ms_q8_group(int8_t *q, float *scale, const float *x, size_t n) {
     uint32_t amax_bits = 0; /* as bits: a NaN or an infinity is larger than every finite value */

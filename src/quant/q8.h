@@ -18,7 +18,9 @@ enum { MS_Q8_WEIGHT_GROUP = 128, MS_Q8_BLOCK_ROWS = 8 };
  * returns false. */
 bool ms_q8_group(int8_t *q, float *scale, const float *x, size_t n);
 
-static inline uint32_t ms_q8_groups(uint32_t cols) { return cols / MS_Q8_WEIGHT_GROUP + (cols % MS_Q8_WEIGHT_GROUP != 0); }
+static inline uint32_t ms_q8_groups(uint32_t cols) {
+    return cols / MS_Q8_WEIGHT_GROUP + (cols % MS_Q8_WEIGHT_GROUP != 0);
+}
 
 /* Columns in group g. */
 static inline uint32_t ms_q8_group_cols(uint32_t cols, uint32_t g) {

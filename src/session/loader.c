@@ -4,8 +4,9 @@
 
 #include "base/bytes.h"
 
-/* One piece of a matrix on its way from file to device: large enough for the disk, small enough to be nothing. */
-enum { PIECE_BYTES = 16 << 20 };
+/* One piece of a matrix on its way from file to device: large enough for the disk.  It is gone before the expert service
+ * and the sessions get their memory, which is more than this, so that the plan's total stays the peak. */
+enum { PIECE_BYTES = 4 << 20 };
 
 static ms_format source_format(const ms_tensor *t) { return t->dtype == MS_DTYPE_F32 ? MS_FORMAT_F32 : MS_FORMAT_BF16; }
 
@@ -105,16 +106,17 @@ static ms_weight *weight_at(void *weights, const ms_static_item *item) {
 ms_status ms_statics_load(ms_backend *be, const ms_checkpoint *c, const ms_static_list *list, void *weights,
                           void (*progress)(void *arg, uint64_t done, uint64_t total), void *arg, ms_error *err) {
     loading l = {.backend = be, .checkpoint = c, .progress = progress, .arg = arg};
-    uint64_t largest_row = PIECE_BYTES;
+    uint64_t piece = 0; /* a row at least, the largest matrix at most */
     for (size_t i = 0; i < list->count; i++) {
         const ms_tensor *t = find(c, list->items[i].name, err);
         if (!t) return MS_ERR_FORMAT;
         l.total += t->bytes;
-        uint64_t row = t->bytes / list->items[i].rows;
-        if (row > largest_row) largest_row = row;
+        uint64_t row = t->bytes / list->items[i].rows, want = t->bytes < PIECE_BYTES ? t->bytes : PIECE_BYTES;
+        if (want < row) want = row;
+        if (want > piece) piece = want;
     }
-    l.piece = malloc((size_t)largest_row);
-    if (!l.piece) return ms_fail_memory(err, "load buffer", (size_t)largest_row);
+    l.piece = malloc(piece ? (size_t)piece : 1);
+    if (!l.piece) return ms_fail_memory(err, "load buffer", (size_t)piece);
     ms_status st = MS_OK;
     for (size_t i = 0; i < list->count && st == MS_OK; i++) {
         st = load_item(&l, &list->items[i], weight_at(weights, &list->items[i]), err);

@@ -40,6 +40,7 @@ static ms_status open_parts(ms_model *m, const char *dir, ms_error *err) {
 
 ms_status ms_model_open(ms_model *out, const char *dir, ms_error *err) {
     *out = (ms_model){0};
+    if (!dir || !*dir) return ms_fail(err, MS_ERR_USAGE, "no model directory given");
     ms_status st = open_parts(out, dir, err);
     if (st != MS_OK) ms_model_close(out);
     return st;

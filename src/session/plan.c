@@ -40,6 +40,16 @@ static ms_status resolve(const ms_model *m, const ms_engine_options *in, ms_engi
     return MS_OK;
 }
 
+/* Sizes that no machine has stay that large instead of wrapping. */
+static uint64_t sum_or_max(uint64_t a, uint64_t b) {
+    uint64_t sum;
+    return ms_add_u64(a, b, &sum) ? sum : UINT64_MAX;
+}
+static uint64_t product_or_max(uint64_t a, uint64_t b) {
+    uint64_t product;
+    return ms_mul_u64(a, b, &product) ? product : UINT64_MAX;
+}
+
 typedef struct ledger {
     ms_plan *plan;
     size_t cap;
@@ -51,8 +61,8 @@ static void add(ledger *l, const char *group, const char *name, uint64_t bytes) 
     if (bytes == 0 || l->failed) return;
     for (size_t i = 0; i < p->item_count; i++) /* same line twice: one sum */
         if (p->items[i].group == group && !strcmp(p->items[i].name, name)) {
-            p->items[i].bytes += bytes;
-            p->total_bytes += bytes;
+            p->items[i].bytes = sum_or_max(p->items[i].bytes, bytes);
+            p->total_bytes = sum_or_max(p->total_bytes, bytes);
             return;
         }
     if (p->item_count == l->cap) {
@@ -66,7 +76,7 @@ static void add(ledger *l, const char *group, const char *name, uint64_t bytes) 
         l->cap = cap;
     }
     p->items[p->item_count++] = (ms_plan_item){group, name, bytes};
-    if (!ms_add_u64(p->total_bytes, bytes, &p->total_bytes)) p->total_bytes = UINT64_MAX;
+    p->total_bytes = sum_or_max(p->total_bytes, bytes);
 }
 
 static const char g_static[] = "static", g_cache[] = "cache", g_state[] = "state", g_staging[] = "staging",
@@ -92,11 +102,11 @@ static ms_status plan_state(ledger *l, const ms_model *m, const ms_engine_option
     for (uint32_t i = 0; i < n; i++) {
         add(l, g_state, parts[i].kind, parts[i].bytes + parts[i].row_bytes * o->context);
         l->plan->state_bytes_per_token += parts[i].row_bytes;
-        fixed += parts[i].bytes;
+        fixed = sum_or_max(fixed, parts[i].bytes);
     }
     free(parts);
     add(l, g_state, "pass in progress", fixed);
-    add(l, g_state, "snapshots", fixed * o->snapshots);
+    add(l, g_state, "snapshots", product_or_max(fixed, o->snapshots));
     add(l, g_state, "token history", o->context * sizeof(uint32_t));
     return MS_OK;
 }

@@ -14,9 +14,14 @@ static ms_status alloc_device(ms_session *s, const char *what, uint64_t bytes, v
     return be->alloc(be, MS_MEM_DEVICE, (size_t)bytes, what, out, err);
 }
 
+/* Zeroed by writing: what the plan counts is resident from the start, so that nothing grows while the model runs. */
 static ms_status alloc_host(const char *what, uint64_t bytes, void **out, ms_error *err) {
-    *out = calloc(1, bytes ? (size_t)bytes : 1);
-    return *out ? MS_OK : ms_fail_memory(err, what, (size_t)bytes);
+    enum { LINE = 64 };
+    size_t size = bytes < SIZE_MAX / 2 ? (size_t)ms_align_up(bytes ? bytes : 1, LINE) : 0;
+    *out = size ? aligned_alloc(LINE, size) : NULL;
+    if (!*out) return ms_fail_memory(err, what, (size_t)bytes);
+    memset(*out, 0, size);
+    return MS_OK;
 }
 
 static ms_status create_workspace(ms_session *s, ms_error *err) {
@@ -81,6 +86,7 @@ void ms_session_destroy(ms_session *s) {
     if (!s) return;
     ms_engine *e = s->engine;
     ms_backend *be = e->backend;
+    ms_session_detach_snapshots(s);
     ms_state_destroy(&s->state);
     for (uint32_t i = 0; s->workspace && i < s->workspace_count; i++) {
         const ms_workspace_item *w = &s->workspace_items[i];
@@ -102,16 +108,29 @@ void ms_session_destroy(ms_session *s) {
     free(s);
 }
 
-/* Embedding rows are read one by one: they are not resident. */
+static bool is_finite(float x) { return (ms_f32_bits(x) & 0x7f800000u) != 0x7f800000u; }
+
+/* One row of the embedding, read when it is needed: the matrix is not resident, so no load has checked it. */
+static ms_status embed_row(ms_session *s, uint32_t id, uint32_t row, ms_error *err) {
+    const ms_model *m = &s->engine->model;
+    uint32_t hidden = m->info.hidden;
+    uint16_t *stored = s->embed_host + (size_t)row * hidden;
+    float *x = s->embed_f32 + (size_t)row * hidden;
+    ms_status st = ms_checkpoint_read(m->checkpoint, m->embed, (uint64_t)id * hidden * sizeof *stored, stored,
+                                      hidden * sizeof *stored, err);
+    for (uint32_t i = 0; i < hidden && st == MS_OK; i++) {
+        x[i] = ms_bf16_to_f32(stored[i]);
+        if (!is_finite(x[i]))
+            st = ms_fail(err, MS_ERR_NUMERIC, "column %u: expected a finite value, found %g", i, (double)x[i]);
+    }
+    if (st != MS_OK) ms_error_context(err, "%s row %u", m->info.embed_name, id);
+    return st;
+}
+
 static ms_status embed(ms_session *s, const uint32_t *ids, uint32_t n, ms_error *err) {
-    const ms_engine *e = s->engine;
-    uint32_t hidden = e->model.info.hidden;
-    for (uint32_t i = 0; i < n; i++)
-        MS_TRY(ms_checkpoint_read(e->model.checkpoint, e->model.embed, (uint64_t)ids[i] * hidden * sizeof(uint16_t),
-                                  s->embed_host + (size_t)i * hidden, hidden * sizeof(uint16_t), err));
-    size_t count = (size_t)n * hidden;
-    for (size_t i = 0; i < count; i++) s->embed_f32[i] = ms_bf16_to_f32(s->embed_host[i]);
-    e->backend->upload(e->backend, s->embedding, s->embed_f32, count * sizeof(float));
+    ms_backend *be = s->engine->backend;
+    for (uint32_t i = 0; i < n; i++) MS_TRY(embed_row(s, ids[i], i, err));
+    be->upload(be, s->embedding, s->embed_f32, (size_t)n * s->engine->model.info.hidden * sizeof(float));
     return MS_OK;
 }
 
@@ -138,12 +157,24 @@ static ms_status layer_done(void *arg, uint32_t layer, ms_error *err) {
                    (unsigned long long)f->pass_position);
 }
 
+/* The last place where a value that is not finite can show: before the pass is committed, before anyone samples. */
+static ms_status check_logits(const forwarding *f, uint32_t first_row, uint32_t rows, uint32_t vocab, ms_error *err) {
+    const float *logits = f->s->sink_logits;
+    for (size_t i = 0; i < (size_t)rows * vocab; i++)
+        if (!is_finite(logits[i]))
+            return ms_fail(err, MS_ERR_NUMERIC, "logits of position %llu, id %zu: expected a finite value, found %g",
+                           (unsigned long long)(f->pass_position + first_row + i / vocab), i % vocab, (double)logits[i]);
+    return MS_OK;
+}
+
 static ms_status emit(void *arg, uint32_t first_row, uint32_t rows, const float *device_logits, ms_error *err) {
     forwarding *f = arg;
     ms_session *s = f->s;
     ms_backend *be = s->engine->backend;
     uint32_t vocab = s->engine->model.info.vocab;
     be->download(be, s->sink_logits, device_logits, (size_t)rows * vocab * sizeof(float));
+    MS_TRY(be->sync(be, err)); /* logits of a failed pass are nobody's */
+    MS_TRY(check_logits(f, first_row, rows, vocab, err));
     if (first_row + rows == f->pass_rows)
         memcpy(s->logits, s->sink_logits + (size_t)(rows - 1) * vocab, vocab * sizeof(float));
     if (!f->o->all_logits || !f->o->sink) return MS_OK;
@@ -182,6 +213,8 @@ static ms_status pass(forwarding *f, const uint32_t *ids, uint32_t n, bool last,
     ms_status st = e->model.lane->forward(&run, err);
     if (st != MS_OK) {
         (void)e->backend->sync(e->backend, NULL); /* what was queued must not outlive this pass */
+        if (st == MS_ERR_NUMERIC) /* rows in the message count from here */
+            ms_error_context(err, "tokens from position %llu", (unsigned long long)f->pass_position);
         return st;
     }
     memcpy(s->tokens + s->state.position, ids, n * sizeof *ids);

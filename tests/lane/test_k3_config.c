@@ -66,8 +66,12 @@ static void test_matches(void **state) {
     static const struct {
         const char *text;
         bool yes;
-    } cases[] = {{"{\"model_type\":\"kimi_k3\"}", true}, {"{\"model_type\":\"kimi_linear\"}", false}, {"{}", false},
-                 {"{\"model_type\":3}", false}, {"[]", false}, {"null", false}};
+    } cases[] = {{"{\"model_type\":\"kimi_k3\"}", true},
+                 {"{\"model_type\":\"kimi_linear\"}", false},
+                 {"{}", false},
+                 {"{\"model_type\":3}", false},
+                 {"[]", false},
+                 {"null", false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ms_json_doc *doc = NULL;
         ms_error err = {0};
@@ -94,14 +98,14 @@ static ms_status try_edits(const char *const *edits, ms_error *err) {
 static void test_accepted_variants(void **state) {
     (void)state;
     static const char *const variants[][3] = {
-        {"\"num_key_value_heads\": 4,", "", NULL},                     /* no effect */
+        {"\"num_key_value_heads\": 4,", "", NULL}, /* no effect */
         {"\"topk_method\": \"noaux_tc\",", "", NULL},
         {"\"num_nextn_predict_layers\": 0,", "", NULL},
         {"\"short_conv_kernel_size\": 4", "\"short_conv_kernel_size\": 2", NULL},
         {"\"short_conv_kernel_size\": 4", "\"short_conv_kernel_size\": 8", NULL},
-        {"\"num_heads\": 4", "\"num_heads\": 6", NULL},                /* independent of the MLA heads */
+        {"\"num_heads\": 4", "\"num_heads\": 6", NULL}, /* independent of the MLA heads */
         {"\"first_k_dense_replace\": 1", "\"first_k_dense_replace\": 9", NULL},
-        {"\"bos_token_id\": 3840,", "", NULL},                         /* the other one remains */
+        {"\"bos_token_id\": 3840,", "", NULL}, /* the other one remains */
     };
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
         ms_error err = {0};
@@ -121,43 +125,75 @@ static void test_single_faults(void **state) {
         {"\"hidden_size\": 256", "\"hidden_size\": 256.0", {"text_config.hidden_size", "found 256.0"}},
         {"\"hidden_size\": 256", "\"hidden_size\": 99999999999", {"text_config.hidden_size", "found 99999999999"}},
         {"\"num_hidden_layers\": 9", "\"num_hidden_layers\": 257", {"num_hidden_layers", "from 1 to 256"}},
-        {"\"num_hidden_layers\": 9", "\"num_hidden_layers\": 8", {"full_attn_layers", "layer numbers from 1 to 8, found 9"}},
+        {"\"num_hidden_layers\": 9",
+         "\"num_hidden_layers\": 8",
+         {"full_attn_layers", "layer numbers from 1 to 8, found 9"}},
         {"\"num_hidden_layers\": 9", "\"num_hidden_layers\": 10", {"layer 10 of 10", "neither"}},
-        {"\"num_experts_per_token\": 4", "\"num_experts_per_token\": 33", {"num_experts_per_token", "at most num_experts (32), found 33"}},
+        {"\"num_experts_per_token\": 4",
+         "\"num_experts_per_token\": 33",
+         {"num_experts_per_token", "at most num_experts (32), found 33"}},
         {"\"num_experts_per_token\": 4", "\"num_experts_per_token\": 65", {"num_experts_per_token", "from 1 to 64"}},
-        {"\"moe_intermediate_size\": 128", "\"moe_intermediate_size\": 120", {"moe_intermediate_size", "multiple of 32, found 120"}},
-        {"\"routed_expert_hidden_size\": 128", "\"routed_expert_hidden_size\": 8", {"routed_expert_hidden_size", "multiple of 32"}},
+        {"\"moe_intermediate_size\": 128",
+         "\"moe_intermediate_size\": 120",
+         {"moe_intermediate_size", "multiple of 32, found 120"}},
+        {"\"routed_expert_hidden_size\": 128",
+         "\"routed_expert_hidden_size\": 8",
+         {"routed_expert_hidden_size", "multiple of 32"}},
         {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 0", {"rms_norm_eps", "found 0"}},
         {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-60", {"rms_norm_eps", "found 1e-60"}},
         {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": -1e-5", {"rms_norm_eps", "found -1e-5"}},
         {"\"activation_situ_beta\": 4.0", "\"activation_situ_beta\": 1e999", {"activation_situ_beta", "found 1e999"}},
         {"\"gate_lower_bound\": -5.0", "\"gate_lower_bound\": 5.0", {"gate_lower_bound", "found 5.0"}},
         {"\"hidden_act\": \"situ\"", "\"hidden_act\": \"silu\"", {"hidden_act: expected \"situ\"", "found \"silu\""}},
-        {"\"latent_moe_use_norm\": true", "\"latent_moe_use_norm\": false", {"latent_moe_use_norm: expected true", "found false"}},
-        {"\"moe_router_activation_func\": \"sigmoid\"", "\"moe_router_activation_func\": \"softmax\"", {"\"sigmoid\"", "\"softmax\""}},
+        {"\"latent_moe_use_norm\": true",
+         "\"latent_moe_use_norm\": false",
+         {"latent_moe_use_norm: expected true", "found false"}},
+        {"\"moe_router_activation_func\": \"sigmoid\"",
+         "\"moe_router_activation_func\": \"softmax\"",
+         {"\"sigmoid\"", "\"softmax\""}},
         {"\"moe_renormalize\": true", "\"moe_renormalize\": 1", {"moe_renormalize", "found 1"}},
         {"\"num_expert_group\": 1", "\"num_expert_group\": 8", {"num_expert_group: expected 1", "found 8"}},
         {"\"topk_group\": 1", "\"topk_group\": 4", {"topk_group: expected 1", "found 4"}},
         {"\"mla_use_nope\": true", "\"mla_use_nope\": false", {"mla_use_nope: expected true", "found false"}},
-        {"\"mla_use_output_gate\": true", "\"mla_use_output_gate\": null", {"mla_use_output_gate: expected true", "found null"}},
-        {"\"use_full_rank_gate\": true", "\"use_full_rank_gate\": false", {"use_full_rank_gate: expected true", "found false"}},
-        {"\"num_nextn_predict_layers\": 0", "\"num_nextn_predict_layers\": 1", {"num_nextn_predict_layers: expected 0", "found 1"}},
+        {"\"mla_use_output_gate\": true",
+         "\"mla_use_output_gate\": null",
+         {"mla_use_output_gate: expected true", "found null"}},
+        {"\"use_full_rank_gate\": true",
+         "\"use_full_rank_gate\": false",
+         {"use_full_rank_gate: expected true", "found false"}},
+        {"\"num_nextn_predict_layers\": 0",
+         "\"num_nextn_predict_layers\": 1",
+         {"num_nextn_predict_layers: expected 0", "found 1"}},
         {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", {"tie_word_embeddings", "differ"}},
         {"\"eos_token_id\": 3842", "\"eos_token_id\": 4096", {"eos_token_id", "differ"}},
-        {"\"short_conv_kernel_size\": 4", "\"short_conv_kernel_size\": 1", {"short_conv_kernel_size", "from 2 to 8, found 1"}},
+        {"\"short_conv_kernel_size\": 4",
+         "\"short_conv_kernel_size\": 1",
+         {"short_conv_kernel_size", "from 2 to 8, found 1"}},
         {"\"short_conv_kernel_size\": 4", "\"short_conv_kernel_size\": 9", {"short_conv_kernel_size", "found 9"}},
-        {"\"kda_layers\": [\n    1,", "\"kda_layers\": [\n    4,", {"kda_layers", "layer 4 is listed as both MLA and KDA"}},
+        {"\"kda_layers\": [\n    1,",
+         "\"kda_layers\": [\n    4,",
+         {"kda_layers", "layer 4 is listed as both MLA and KDA"}},
         {"\"kda_layers\": [\n    1,", "\"kda_layers\": [\n    2,", {"kda_layers", "layer 2 is listed twice"}},
-        {"\"kda_layers\": [\n    1,", "\"kda_layers\": [\n", {"layer 1 of 9", "neither full_attn_layers nor kda_layers"}},
+        {"\"kda_layers\": [\n    1,",
+         "\"kda_layers\": [\n",
+         {"layer 1 of 9", "neither full_attn_layers nor kda_layers"}},
         {"\"kda_layers\": [\n    1,", "\"kda_layers\": [\n    0,", {"kda_layers", "found 0"}},
-        {"\"full_attn_layers\": [", "\"full_attn_layers\": 3, \"x\": [", {"full_attn_layers", "array of layer numbers, found 3"}},
-        {"\"format\": \"mxfp4-pack-quantized\"", "\"format\": \"int-quantized\"", {"quantization_config.format", "int-quantized"}},
+        {"\"full_attn_layers\": [",
+         "\"full_attn_layers\": 3, \"x\": [",
+         {"full_attn_layers", "array of layer numbers, found 3"}},
+        {"\"format\": \"mxfp4-pack-quantized\"",
+         "\"format\": \"int-quantized\"",
+         {"quantization_config.format", "int-quantized"}},
         {"\"group_size\": 32", "\"group_size\": 128", {"group_size: expected 32", "found 128"}},
         {"\"num_bits\": 4", "\"num_bits\": 8", {"num_bits: expected 4", "found 8"}},
         {"\"type\": \"float\"", "\"type\": \"int\"", {"type: expected \"float\"", "found \"int\""}},
         {"\"torch.uint8\"", "\"torch.float32\"", {"scale_dtype", "torch.float32"}},
-        {"\"quantization_config\": {", "\"quantization_config\": 3, \"x\": {", {"quantization_config", "an object, found 3"}},
-        {"\"max_position_embeddings\": 131072", "\"max_position_embeddings\": 0", {"max_position_embeddings", "found 0"}},
+        {"\"quantization_config\": {",
+         "\"quantization_config\": 3, \"x\": {",
+         {"quantization_config", "an object, found 3"}},
+        {"\"max_position_embeddings\": 131072",
+         "\"max_position_embeddings\": 0",
+         {"max_position_embeddings", "found 0"}},
         {"\"text_config\": {", "\"text_config\": 3, \"x\": {", {"text_config: expected an object", "found 3"}},
         {"\"text_config\"", "\"text_konfig\"", {"text_config: expected an object", "found nothing"}},
     };
@@ -171,39 +207,45 @@ static void test_single_faults(void **state) {
 static void test_both_copies_wrong(void **state) {
     (void)state;
     ms_error err = {0};
-    assert_error(try_edits(EDITS("\"tie_word_embeddings\": false", "\"tie_word_embeddings\":  true", "\"tie_word_embeddings\": false",
-                                 "\"tie_word_embeddings\": true"), &err),
+    assert_error(try_edits(EDITS("\"tie_word_embeddings\": false", "\"tie_word_embeddings\":  true",
+                                 "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true"),
+                           &err),
                  &err, MS_ERR_FORMAT, "tie_word_embeddings: expected false, found true");
     assert_error(try_edits(EDITS("\"pad_token_id\": 4095", "\"pad_token_id\":  4096", "\"pad_token_id\": 4095",
-                                 "\"pad_token_id\": 4096"), &err),
+                                 "\"pad_token_id\": 4096"),
+                           &err),
                  &err, MS_ERR_FORMAT, "pad_token_id: expected a token id below 4096, found 4096");
     assert_error(try_edits(EDITS("\"v_head_dim\": 64", "\"v_head_dim\": 16777216", "\"num_attention_heads\": 4",
-                                 "\"num_attention_heads\": 65536"), &err),
+                                 "\"num_attention_heads\": 65536"),
+                           &err),
                  &err, MS_ERR_FORMAT, "MLA key and value width", "65536 x 16777280");
 }
 
 static void test_lists_everything(void **state) {
     (void)state;
     ms_error err = {0};
-    assert_error(try_edits(EDITS("\"hidden_size\"", "\"hidden_siz\"", "\"q_lora_rank\"", "\"q_lora_rnk\"", "\"gate_lower_bound\"",
-                                 "\"gate_bound\"", "\"hidden_act\": \"situ\"", "\"hidden_act\": \"gelu\"", "\"num_experts\": 32",
-                                 "\"num_experts\": 3"), &err),
+    assert_error(try_edits(EDITS("\"hidden_size\"", "\"hidden_siz\"", "\"q_lora_rank\"", "\"q_lora_rnk\"",
+                                 "\"gate_lower_bound\"", "\"gate_bound\"", "\"hidden_act\": \"situ\"",
+                                 "\"hidden_act\": \"gelu\"", "\"num_experts\": 32", "\"num_experts\": 3"),
+                           &err),
                  &err, MS_ERR_FORMAT, "missing in text_config: hidden_size, q_lora_rank",
-                 "missing in text_config.linear_attn_config: gate_lower_bound", "hidden_act", "\"gelu\"", "num_experts (3), found 4");
+                 "missing in text_config.linear_attn_config: gate_lower_bound", "hidden_act", "\"gelu\"",
+                 "num_experts (3), found 4");
     /* without any field every required one is named */
     char dir[PATH_BYTES];
     k3_config c;
     make_dir(dir);
     put_text(dir, "config.json", "{\"model_type\":\"kimi_k3\",\"text_config\":{}}");
-    assert_error(read_config(&c, dir, &err), &err, MS_ERR_FORMAT, "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size",
-                 "rms_norm_eps", "hidden_act", "activation_situ_beta", "activation_situ_linear_beta", "attn_res_block_size",
-                 "first_k_dense_replace", "moe_layer_freq", "num_experts,", "num_experts_per_token", "num_shared_experts",
-                 "moe_intermediate_size", "routed_expert_hidden_size", "latent_moe_use_norm", "moe_router_activation_func",
-                 "moe_renormalize", "routed_scaling_factor", "num_expert_group", "topk_group", "num_attention_heads", "q_lora_rank",
-                 "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "mla_use_nope", "mla_use_output_gate",
-                 "max_position_embeddings", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id",
-                 "text_config.linear_attn_config: ", "num_heads", "head_dim", "short_conv_kernel_size", "gate_lower_bound",
-                 "use_full_rank_gate", "full_attn_layers", "kda_layers");
+    assert_error(read_config(&c, dir, &err), &err, MS_ERR_FORMAT, "vocab_size", "hidden_size", "num_hidden_layers",
+                 "intermediate_size", "rms_norm_eps", "hidden_act", "activation_situ_beta",
+                 "activation_situ_linear_beta", "attn_res_block_size", "first_k_dense_replace", "moe_layer_freq",
+                 "num_experts,", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size",
+                 "routed_expert_hidden_size", "latent_moe_use_norm", "moe_router_activation_func", "moe_renormalize",
+                 "routed_scaling_factor", "num_expert_group", "topk_group", "num_attention_heads", "q_lora_rank",
+                 "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "mla_use_nope",
+                 "mla_use_output_gate", "max_position_embeddings", "tie_word_embeddings", "bos_token_id",
+                 "eos_token_id", "pad_token_id", "text_config.linear_attn_config: ", "num_heads", "head_dim",
+                 "short_conv_kernel_size", "gate_lower_bound", "use_full_rank_gate", "full_attn_layers", "kda_layers");
     remove_dir(dir);
 }
 

@@ -96,7 +96,8 @@ static void test_real(void **state) {
         size_t tensors;
         uint32_t layers, experts;
         uint64_t bytes;
-    } cases[] = {{"models/k3-nano", 1770, 8, 32, 26112}, {"tests/golden/k3/k3-tiny-a", 320, 4, 8, 6528},
+    } cases[] = {{"models/k3-nano", 1770, 8, 32, 26112},
+                 {"tests/golden/k3/k3-tiny-a", 320, 4, 8, 6528},
                  {"tests/golden/k3/k3-tiny-c", 394, 3, 16, 19584}};
     for (size_t i = 0; i < 3; i++) {
         ms_checkpoint *c = NULL;
@@ -163,7 +164,8 @@ static void test_damage(void **state) {
                 "layers.2.input_layernorm.weight\":{\"dtype\":\"F16\",\"shape\":[128]");
     edit_header(dir, SHARD("4"), "q_a_proj.weight\":{\"dtype\":\"BF16\",\"shape\":[96,128]",
                 "q_a_proj.weight\":{\"dtype\":\"BF16\",\"shape\":[128,96]");
-    assert_error(check_dir(dir, &err), &err, MS_ERR_FORMAT, dir, "missing tensor \"language_model.model.layers.0.mlp.up_proj.weight\"",
+    assert_error(check_dir(dir, &err), &err, MS_ERR_FORMAT, dir,
+                 "missing tensor \"language_model.model.layers.0.mlp.up_proj.weight\"",
                  "unknown tensor \"language_model.model.layers.0.mlp.upp_proj.weight\"", "layers.1.self_attn.dt_bias\"",
                  "layers.2.input_layernorm.weight\": dtype: expected BF16, found F16",
                  "layers.3.self_attn.q_a_proj.weight\": shape: expected [96, 128], found [128, 96]");
@@ -182,15 +184,16 @@ static void test_damaged_experts(void **state) {
 
     copy_golden(dir); /* numbers with a leading zero are other names */
     rename_tensor(dir, SHARD("2"), "experts.7.w2.weight_scale", "experts.07.w2.weight_scale");
-    assert_error(check_dir(dir, &err), &err, MS_ERR_FORMAT, "layer 1, expert 7", "unknown tensor", "experts.07.w2.weight_scale");
+    assert_error(check_dir(dir, &err), &err, MS_ERR_FORMAT, "layer 1, expert 7", "unknown tensor",
+                 "experts.07.w2.weight_scale");
     remove_dir(dir);
 
     copy_golden(dir); /* w1 and w3 of one expert in each other's place: same shapes, wrong order */
     edit_header(dir, SHARD("3"), "experts.2.w1.weight_packed", "experts.2.wX.weight_packed");
     edit_header(dir, SHARD("3"), "experts.2.w3.weight_packed", "experts.2.w1.weight_packed");
     edit_header(dir, SHARD("3"), "experts.2.wX.weight_packed", "experts.2.w3.weight_packed");
-    assert_error(check_dir(dir, &err), &err, MS_ERR_FORMAT, "layer 2, expert 2", "experts.2.w1.weight_scale", "offset: expected",
-                 "without a gap");
+    assert_error(check_dir(dir, &err), &err, MS_ERR_FORMAT, "layer 2, expert 2", "experts.2.w1.weight_scale",
+                 "offset: expected", "without a gap");
     remove_dir(dir);
 }
 
@@ -202,8 +205,8 @@ static void test_many(void **state) {
     copy_file(golden, dir, "config.json");
     put_shard(dir, "model.safetensors", "{}", 0);
     ms_error err = {0};
-    assert_error(check_dir(dir, &err), &err, MS_ERR_FORMAT, "missing tensor \"language_model.model.layers.0.input_layernorm.weight\"",
-                 "; and ", " more");
+    assert_error(check_dir(dir, &err), &err, MS_ERR_FORMAT,
+                 "missing tensor \"language_model.model.layers.0.input_layernorm.weight\"", "; and ", " more");
     remove_dir(dir);
 }
 

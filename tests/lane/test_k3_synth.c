@@ -11,6 +11,7 @@
 #include "../store/store_util.h"
 #include "lane/k3/k3_layout.h"
 #include "lane/k3/k3_synth.h"
+#include "lane/k3/k3_synth_internal.h"
 
 /* Small, with different attention widths of the two kinds, odd sizes and a shard above one write. */
 static k3_config small_config(void) {
@@ -60,8 +61,10 @@ static void load(const char *dir, ms_checkpoint **c, k3_config *cfg, ms_expert_t
     ms_json_doc *doc = NULL;
     char *text = NULL;
     ms_error err = {0};
-    if (ms_checkpoint_read_config(dir, &doc, &text, &err) != MS_OK || k3_config_parse(cfg, ms_json_root(doc), "config.json", &err) != MS_OK ||
-        ms_checkpoint_open(c, dir, k3_tensor_needed, NULL, &err) != MS_OK || k3_layout_check(*c, cfg, experts, &err) != MS_OK)
+    if (ms_checkpoint_read_config(dir, &doc, &text, &err) != MS_OK ||
+        k3_config_parse(cfg, ms_json_root(doc), "config.json", &err) != MS_OK ||
+        ms_checkpoint_open(c, dir, k3_tensor_needed, NULL, &err) != MS_OK ||
+        k3_layout_check(*c, cfg, experts, &err) != MS_OK)
         fail_msg("%s", err.message);
     ms_json_free(doc);
     free(text);
@@ -99,9 +102,11 @@ static void test_load(void **state) {
     ms_expert_table experts = {0};
     load(dir, &p, &back, &experts);
     /* field by field: padding bytes do not count */
-    assert_true(back.vocab == c.vocab && back.hidden == c.hidden && back.layers == c.layers && back.conv_taps == c.conv_taps);
+    assert_true(back.vocab == c.vocab && back.hidden == c.hidden && back.layers == c.layers &&
+                back.conv_taps == c.conv_taps);
     assert_true(back.routed_scale == c.routed_scale && back.rms_eps == c.rms_eps && back.gate_bound == c.gate_bound);
-    assert_true(back.extra == c.extra && back.max_context == c.max_context && back.pad == c.pad && back.first_dense == 1);
+    assert_true(back.extra == c.extra && back.max_context == c.max_context && back.pad == c.pad &&
+                back.first_dense == 1);
     assert_memory_equal(back.is_mla, c.is_mla, sizeof c.is_mla);
     ms_checkpoint_totals totals;
     ms_checkpoint_get_totals(p, &totals);
@@ -212,12 +217,40 @@ static void test_deterministic(void **state) {
     for (size_t i = header; i < n; i++) same += x[i] == y[i];
     assert_true(same < (n - header) / 4);
     assert_int_equal(header % 8, 0);
-    assert_int_equal(strncmp(x + 8, "{\"language_model.model.layers.1.block_sparse_moe.gate.e_score_correction_bias\":{\"dtype\":\"F32\"", 60), 0);
+    assert_int_equal(
+        strncmp(x + 8,
+                "{\"language_model.model.layers.1.block_sparse_moe.gate.e_score_correction_bias\":{\"dtype\":\"F32\"",
+                60),
+        0);
     free(x);
     free(y);
     remove_dir(a);
     remove_dir(b);
     remove_dir(d);
+}
+
+/* A shard's bytes do not depend on where the writes are cut. */
+static void test_any_cut(void **state) {
+    (void)state;
+    k3_config c = small_config();
+    k3_synth_plan p = {0};
+    ms_error err = {0};
+    assert_int_equal(k3_synth_plan_shard(&p, &c, false, 2, &err), MS_OK);
+    size_t n = (size_t)k3_synth_plan_bytes(&p);
+    uint8_t *whole = malloc(n), *pieces = malloc(n);
+    assert_non_null(whole);
+    assert_non_null(pieces);
+    k3_synth_bytes(whole, &p, 9, 0, n);
+    static const size_t sizes[] = {1, 2, 3, 5, 8, 13, 31, 1000};
+    for (size_t at = 0, i = 0; at < n; i++) {
+        size_t take = sizes[i % 8] < n - at ? sizes[i % 8] : n - at;
+        k3_synth_bytes(pieces + at, &p, 9, at, take);
+        at += take;
+    }
+    assert_memory_equal(whole, pieces, n);
+    free(whole);
+    free(pieces);
+    k3_synth_plan_free(&p);
 }
 
 static void test_sparse(void **state) {
@@ -319,8 +352,8 @@ static void test_refusals(void **state) {
     fresh_dir(dir);
     c.latent = 90;
     c.top_k = 12;
-    assert_error(k3_synth_write(dir, &c, &opt, &err), &err, MS_ERR_FORMAT, "routed_expert_hidden_size", "multiple of 32, found 90",
-                 "num_experts_per_token", "found 12");
+    assert_error(k3_synth_write(dir, &c, &opt, &err), &err, MS_ERR_FORMAT, "routed_expert_hidden_size",
+                 "multiple of 32, found 90", "num_experts_per_token", "found 12");
     c = small_config();
     c.layers = 0;
     assert_error(k3_synth_write(dir, &c, &opt, &err), &err, MS_ERR_FORMAT, "num_hidden_layers");
@@ -339,10 +372,15 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_load),          cmocka_unit_test(test_values),
-        cmocka_unit_test(test_official_totals), cmocka_unit_test(test_deterministic),
-        cmocka_unit_test(test_sparse),        cmocka_unit_test(test_heads_above_channels),
-        cmocka_unit_test(test_progress_and_cancel), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_official_totals),
+        cmocka_unit_test(test_deterministic),
+        cmocka_unit_test(test_any_cut),
+        cmocka_unit_test(test_sparse),
+        cmocka_unit_test(test_heads_above_channels),
+        cmocka_unit_test(test_progress_and_cancel),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

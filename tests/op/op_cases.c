@@ -5,10 +5,21 @@
 #include <math.h>
 #include <stdlib.h>
 
-const ms_scratch_need op_scratch_need = {
-    .rows = 40, .input_cols = 1100, .mlp_width = 700, .expert = {256, 128}, .pairs = 160, .kda_heads = 3,
-    .kda_dim = 128, .kda_taps = 5, .mla_heads = 11, .mla_nope = 40, .mla_extra = 32, .mla_value = 40, .mla_rank = 132,
-    .context = 700, .router_experts = 77};
+const ms_scratch_need op_scratch_need = {.rows = 40,
+                                         .input_cols = 1100,
+                                         .mlp_width = 700,
+                                         .expert = {256, 128},
+                                         .pairs = 160,
+                                         .kda_heads = 3,
+                                         .kda_dim = 128,
+                                         .kda_taps = 5,
+                                         .mla_heads = 11,
+                                         .mla_nope = 40,
+                                         .mla_extra = 32,
+                                         .mla_value = 40,
+                                         .mla_rank = 132,
+                                         .context = 700,
+                                         .router_experts = 77};
 
 /* ------------------------------------------------------------------ inputs */
 
@@ -53,7 +64,8 @@ static void make_weight(ms_backend *be, ms_weight *w, ms_format format, uint32_t
     /* in two parts that cut a block of 8 rows */
     uint32_t first = rows > 3 ? 3 : rows;
     if (be->weight_fill(be, w, 0, first, host, MS_FORMAT_BF16, NULL) != MS_OK) abort();
-    if (be->weight_fill(be, w, first, rows - first, host + (size_t)first * cols, MS_FORMAT_BF16, NULL) != MS_OK) abort();
+    if (be->weight_fill(be, w, first, rows - first, host + (size_t)first * cols, MS_FORMAT_BF16, NULL) != MS_OK)
+        abort();
     free(host);
 }
 
@@ -162,8 +174,8 @@ static void mix_naive(const op_case *c, double *out) {
     free(norm);
 }
 
-/* ------------------------------------------------------------------ project: d = {cols, rows, rows of a second product}
- * flag: exact input.  The second product is BF16 and has one spare column in its output. */
+/* ------------------------------------------------------------------ project: d = {cols, rows, rows of a second
+ * product} flag: exact input.  The second product is BF16 and has one spare column in its output. */
 
 static size_t project_count(const op_case *c) { return (size_t)c->n * (c->d[1] + c->d[2] + 1); }
 
@@ -175,7 +187,8 @@ static void project_run(ms_backend *be, const op_case *c, bool singles, float *o
     make_weight(be, &b, MS_FORMAT_BF16, c->d[2], cols, 3);
     for (size_t i = 0; i < c->n; i++) second[i * stride + c->d[2]] = 5.0f;
     for (uint32_t i = 0; i < (singles ? c->n : 1); i++) {
-        ms_product p[2] = {{&a, out + (size_t)i * c->d[1], c->d[1], c->flag}, {&b, second + (size_t)i * stride, stride, false}};
+        ms_product p[2] = {{&a, out + (size_t)i * c->d[1], c->d[1], c->flag},
+                           {&b, second + (size_t)i * stride, stride, false}};
         be->project(be, x + (size_t)i * cols, singles ? 1 : c->n, p, 2);
     }
     be->weight_destroy(be, &a);
@@ -270,9 +283,9 @@ static void kda_run(ms_backend *be, const op_case *c, bool singles, float *out) 
     ms_kda kda = {c->d[0], c->d[1], c->d[2], -5.0f, eps, {&w[0], &w[1], &w[2]}, &w[3], &w[4], &w[5]};
     uint32_t calls = singles ? c->n : 1;
     for (size_t i = 0; i < calls; i++) {
-        ms_kda_io io = {in[0] + i * inner, in[1] + i * inner, in[2] + i * inner, in[3] + i * inner, b + i * heads,
-                        in[4] + i * inner, state[i % 2], state[1 - i % 2], past[i % 2], past[1 - i % 2],
-                        out + i * inner};
+        ms_kda_io io = {in[0] + i * inner, in[1] + i * inner, in[2] + i * inner, in[3] + i * inner,
+                        b + i * heads,     in[4] + i * inner, state[i % 2],      state[1 - i % 2],
+                        past[i % 2],       past[1 - i % 2],   out + i * inner};
         be->kda_range(be, &kda, &io, singles ? 1 : c->n);
     }
     copy_state(out + n * inner, state[calls % 2], kda_state(c), MS_PRECISION_REFERENCE);
@@ -332,7 +345,7 @@ static void kda_naive(const op_case *c, double *out) {
                     for (size_t tap = 0; tap < taps; tap++) {
                         size_t from = t + tap; /* counted from the oldest history row */
                         y += w[s][at * taps + tap] * (double)(from < past ? history[(s * past + from) * inner + at]
-                                                                            : in[s][(from - past) * inner + at]);
+                                                                          : in[s][(from - past) * inner + at]);
                     }
                     z[s][d] = y * sigmoid(y);
                 }
@@ -345,8 +358,8 @@ static void kda_naive(const op_case *c, double *out) {
     for (size_t s = 0; s < 3; s++)
         for (size_t r = 0; r < past; r++)
             for (size_t at = 0; at < inner; at++)
-                h_out[(s * past + r) * inner + at] =
-                    (double)(r + n < past ? history[(s * past + r + n) * inner + at] : in[s][(r + n - past) * inner + at]);
+                h_out[(s * past + r) * inner + at] = (double)(r + n < past ? history[(s * past + r + n) * inner + at]
+                                                                           : in[s][(r + n - past) * inner + at]);
     for (int i = 0; i < 6; i++) free(w[i]);
     for (int i = 0; i < 5; i++) free(in[i]);
     free(b);
@@ -354,8 +367,8 @@ static void kda_naive(const op_case *c, double *out) {
     free(history);
 }
 
-/* ------------------------------------------------------------------ mla_range: d = {heads, nope, extra, value, rank, position}
- * Results: out, new rows. */
+/* ------------------------------------------------------------------ mla_range: d = {heads, nope, extra, value, rank,
+ * position} Results: out, new rows. */
 
 static size_t mla_width(const op_case *c) { return (size_t)c->d[4] + c->d[2]; }
 static size_t mla_count(const op_case *c) { return (size_t)c->n * ((size_t)c->d[0] * c->d[3] + mla_width(c)); }
@@ -370,7 +383,7 @@ static void mla_run(ms_backend *be, const op_case *c, bool singles, float *out) 
     make_weight(be, &norm, c->format, 1, c->d[4], 5);
     make_weight(be, &kv_b, MS_FORMAT_BF16, c->d[0] * (c->d[1] + c->d[3]), c->d[4], 6);
     ms_mla mla = {c->d[0], c->d[1], c->d[2], c->d[3], c->d[4], 1e-6f, 1.0f / sqrtf((float)(c->d[1] + c->d[2])),
-                  &norm, &kv_b};
+                  &norm,   &kv_b};
     for (size_t i = 0; i < (singles ? n : 1); i++) {
         ms_mla_io io = {q + i * q_dim, latent + i * width, gate + i * v_dim, rows, position + i, out + i * v_dim};
         be->mla_range(be, &mla, &io, singles ? 1 : c->n);
@@ -433,8 +446,8 @@ static void mla_naive(const op_case *c, double *out) {
     free(rows);
 }
 
-/* ------------------------------------------------------------------ router_topk: d = {dim, experts, k}, flag: renormalize
- * Results: ids, then weights. */
+/* ------------------------------------------------------------------ router_topk: d = {dim, experts, k}, flag:
+ * renormalize Results: ids, then weights. */
 
 static size_t router_count(const op_case *c) { return 2 * (size_t)c->n * c->d[2]; }
 
@@ -504,7 +517,7 @@ static uint8_t *expert_source(const op_case *c, uint32_t e) {
 
 static void experts_run(ms_backend *be, const op_case *c, bool singles, float *out) {
     ms_expert_shape s = {c->d[0], c->d[1]};
-    uint32_t experts = c->d[2], k = c->d[3], rows[64], pairs[64];
+    uint32_t experts = c->d[2], k = c->d[3], rows[128], pairs[128];
     size_t hidden = s.hidden, n = c->n;
     float *z = values(n * hidden, 1, c->values), *y = values(n * k * hidden, 2, VALUES_LARGE);
     float *weights = values(n * k, 3, VALUES_NORMAL);
@@ -604,22 +617,30 @@ static void add_naive(const op_case *c, double *out) {
 
 /* ------------------------------------------------------------------ the table */
 
-#define NORM(n, dim, fmt, kind)  {"rms_norm", norm_run, norm_naive, norm_count, n, {dim}, fmt, false, 1e-5, kind}
-#define MIX(n, dim, blocks, norm, kind) \
-    {"mix_norm", mix_run, mix_naive, norm_count, n, {dim, blocks}, MS_FORMAT_BF16, norm, 1e-5, kind}
-#define PROJECT(n, cols, rows, more, fmt, exact, kind) \
-    {"project", project_run, project_naive, project_count, n, {cols, rows, more}, fmt, exact, 0.03, kind}
-#define MLP(n, cols, width, rows, fmt, mixed, kind) \
-    {"mlp", mlp_run, mlp_naive, mlp_count, n, {cols, width, rows}, fmt, mixed, 0.05, kind}
-#define KDA(n, heads, dim, taps, kind) \
-    {"kda_range", kda_run, kda_naive, kda_count, n, {heads, dim, taps}, MS_FORMAT_F32, false, 0.01, kind}
-#define MLA(n, heads, nope, extra, value, rank, position, fmt, kind) \
-    {"mla_range", mla_run, mla_naive, mla_count, n, {heads, nope, extra, value, rank, position}, fmt, false, 0.02, kind}
-#define ROUTER(n, dim, experts, k, fmt, renormalize, kind) \
-    {"router_topk", router_run, router_naive, router_count, n, {dim, experts, k}, fmt, renormalize, 1e-5, kind}
-#define EXPERTS(n, hidden, inner, experts, k, kind) \
-    {"experts", experts_run, experts_naive, experts_count, n, {hidden, inner, experts, k}, MS_FORMAT_F32, false, 0.05, kind}
-#define ADD(n, dim, kind) {"add", add_run, add_naive, norm_count, n, {dim}, MS_FORMAT_F32, false, 1e-5, kind}
+#define NORM(n, dim, fmt, kind)                                                                                        \
+    { "rms_norm", norm_run, norm_naive, norm_count, n, {dim}, fmt, false, 1e-5, kind }
+#define MIX(n, dim, blocks, norm, kind)                                                                                \
+    { "mix_norm", mix_run, mix_naive, norm_count, n, {dim, blocks}, MS_FORMAT_BF16, norm, 1e-5, kind }
+#define PROJECT(n, cols, rows, more, fmt, exact, kind)                                                                 \
+    { "project", project_run, project_naive, project_count, n, {cols, rows, more}, fmt, exact, 0.03, kind }
+#define MLP(n, cols, width, rows, fmt, mixed, kind)                                                                    \
+    { "mlp", mlp_run, mlp_naive, mlp_count, n, {cols, width, rows}, fmt, mixed, 0.05, kind }
+#define KDA(n, heads, dim, taps, kind)                                                                                 \
+    { "kda_range", kda_run, kda_naive, kda_count, n, {heads, dim, taps}, MS_FORMAT_F32, false, 0.01, kind }
+#define MLA(n, heads, nope, extra, value, rank, position, fmt, kind)                                                   \
+    {                                                                                                                  \
+        "mla_range", mla_run, mla_naive, mla_count, n, {heads, nope, extra, value, rank, position}, fmt, false, 0.02,  \
+            kind                                                                                                       \
+    }
+#define ROUTER(n, dim, experts, k, fmt, renormalize, kind)                                                             \
+    { "router_topk", router_run, router_naive, router_count, n, {dim, experts, k}, fmt, renormalize, 1e-5, kind }
+#define EXPERTS(n, hidden, inner, experts, k, kind)                                                                    \
+    {                                                                                                                  \
+        "experts", experts_run, experts_naive, experts_count, n, {hidden, inner, experts, k}, MS_FORMAT_F32, false,    \
+            0.05, kind                                                                                                 \
+    }
+#define ADD(n, dim, kind)                                                                                              \
+    { "add", add_run, add_naive, norm_count, n, {dim}, MS_FORMAT_F32, false, 1e-5, kind }
 
 const op_case op_cases[] = {
     NORM(1, 256, MS_FORMAT_BF16, VALUES_NORMAL),
@@ -685,6 +706,7 @@ const op_case op_cases[] = {
     EXPERTS(3, 256, 128, 5, 2, VALUES_NORMAL),
     EXPERTS(5, 96, 64, 6, 3, VALUES_MIXED),
     EXPERTS(17, 160, 96, 4, 2, VALUES_NORMAL),
+    EXPERTS(39, 64, 32, 2, 2, VALUES_NORMAL),
     EXPERTS(2, 64, 64, 4, 2, VALUES_ZERO),
     EXPERTS(2, 64, 64, 4, 2, VALUES_LARGE),
     EXPERTS(2, 64, 64, 4, 2, VALUES_TINY),

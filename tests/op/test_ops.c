@@ -1,5 +1,5 @@
-/* Every backend operation, over a table of sizes and inputs (op_cases.c): all kernel tables, ranges and single rows, one
- * and several threads give the same bits, and the results agree with the textbook formula in double precision. */
+/* Every backend operation, over a table of sizes and inputs (op_cases.c): all kernel tables, ranges and single rows,
+ * one and several threads give the same bits, and the results agree with the textbook formula in double precision. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -13,6 +13,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+static const char *const tables[] = {"scalar", "avx2"};
 
 static ms_backend *open_backend(const char *kernels, unsigned threads, ms_precision precision) {
     ms_backend *be;
@@ -72,8 +74,11 @@ static void check_case(const op_case *c, ms_precision precision) {
     bool fast = precision == MS_PRECISION_FAST;
     if (c->values == VALUES_NORMAL || c->values == VALUES_MIXED || c->values == VALUES_ZERO)
         expect_near(base, c, fast || c->format == MS_FORMAT_Q8 ? c->fast_tolerance : 1e-5); /* Q8 weights are rounded */
-    static const struct { const char *kernels; unsigned threads; bool singles; } ways[] = {
-        {"scalar", 1, true}, {"scalar", 3, false}, {"avx2", 1, false}, {"avx2", 3, false}, {"avx2", 3, true}};
+    static const struct {
+        const char *kernels;
+        unsigned threads;
+        bool singles;
+    } ways[] = {{"scalar", 1, true}, {"scalar", 3, false}, {"avx2", 1, false}, {"avx2", 3, false}, {"avx2", 3, true}};
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         if (!ms_cpu_kernels_find(ways[i].kernels)) continue;
         char how[64];
@@ -94,6 +99,40 @@ static void test_fast(void **state) {
 static void test_reference(void **state) {
     (void)state;
     for (size_t i = 0; i < op_case_count; i++) check_case(&op_cases[i], MS_PRECISION_REFERENCE);
+}
+
+/* Every scale byte, also the ones whose half is subnormal: known values, and equal bits between tables. */
+static void test_mxfp4_scales(void **state) {
+    (void)state;
+    enum { GROUPS = 5 };
+    uint8_t tile[GROUPS * 32 * 17];
+    int8_t q[32 * GROUPS];
+    float x[32 * GROUPS], scales[GROUPS], one[32], out[2][32];
+    op_fill(x, 32 * GROUPS, 5, VALUES_NORMAL);
+    for (uint32_t e = 0; e < 255; e++) {
+        for (size_t i = 0; i < sizeof tile; i++)
+            tile[i] = (uint8_t)(i < GROUPS * 512 ? i * 41 % 251 : i % 3 ? e : (e + i) % 255);
+        for (size_t t = 0; t < 2; t++) {
+            const ms_cpu_kernels *k = ms_cpu_kernels_find(tables[t]);
+            if (!k) k = &ms_cpu_kernels_scalar;
+            ms_cpu_q8 in = {.q = q, .scales = scales};
+            k->quantize_split(q, scales, x, 32 * GROUPS);
+            k->tile_mxfp4(out[t], 32, &in, 1, tile, GROUPS);
+            /* a single group of fours at odd inputs times ones: 16 * 4 * 2^(e - 127) */
+            uint8_t small[32 * 17];
+            memset(small, 0x60, 512);
+            memset(small + 512, (int)e, 32);
+            for (size_t i = 0; i < 32; i++) one[i] = 127.0f;
+            k->quantize_split(q, scales, one, 32);
+            float known[32];
+            k->tile_mxfp4(known, 32, &in, 1, small, 1);
+            for (size_t i = 0; i < 32; i++)
+                if (known[i] != (float)ldexp(127 * 64, (int)e - 127))
+                    fail_msg("scale %u: found %a", e, (double)known[i]);
+        }
+        for (size_t i = 0; i < 32; i++)
+            if (comparable(out[0][i]) != comparable(out[1][i])) fail_msg("scale %u row %zu", e, i);
+    }
 }
 
 /* ------------------------------------------------------------------ failures */
@@ -126,8 +165,6 @@ static void router_with_bad_row(ms_backend *be, float bad) {
     be->weight_destroy(be, &gate);
     be->weight_destroy(be, &bias);
 }
-
-static const char *const tables[] = {"scalar", "avx2"};
 
 static void test_router_not_finite(void **state) {
     (void)state;
@@ -175,9 +212,21 @@ static void expect_kept(ms_backend *be, const char *word) {
 static void test_beyond_scratch(void **state) {
     (void)state;
     ms_backend *be = open_backend("scalar", 1, MS_PRECISION_FAST);
-    ms_scratch_need small = {.rows = 2, .input_cols = 64, .mlp_width = 64, .expert = {64, 32}, .pairs = 2,
-                             .kda_heads = 1, .kda_dim = 16, .kda_taps = 4, .mla_heads = 1, .mla_nope = 8,
-                             .mla_extra = 8, .mla_value = 8, .mla_rank = 16, .context = 4, .router_experts = 8};
+    ms_scratch_need small = {.rows = 2,
+                             .input_cols = 64,
+                             .mlp_width = 64,
+                             .expert = {64, 32},
+                             .pairs = 2,
+                             .kda_heads = 1,
+                             .kda_dim = 16,
+                             .kda_taps = 4,
+                             .mla_heads = 1,
+                             .mla_nope = 8,
+                             .mla_extra = 8,
+                             .mla_value = 8,
+                             .mla_rank = 16,
+                             .context = 4,
+                             .router_experts = 8};
     assert_int_equal(be->scratch_reserve(be, &small, NULL), MS_OK);
     float x[3 * 128] = {0}, out[3 * 128], weights[8];
     uint32_t ids[8];
@@ -277,6 +326,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fast),
         cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_mxfp4_scales),
         cmocka_unit_test(test_router_not_finite),
         cmocka_unit_test(test_not_finite_passes_products),
         cmocka_unit_test(test_beyond_scratch),

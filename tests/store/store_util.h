@@ -25,7 +25,9 @@ static inline int remove_entry(const char *path, const struct stat *st, int type
     return remove(path);
 }
 
-static inline void remove_dir(const char *dir) { assert_int_equal(nftw(dir, remove_entry, 8, FTW_DEPTH | FTW_PHYS), 0); }
+static inline void remove_dir(const char *dir) {
+    assert_int_equal(nftw(dir, remove_entry, 8, FTW_DEPTH | FTW_PHYS), 0);
+}
 
 static inline void path_in(char out[PATH_BYTES], const char *dir, const char *name) {
     int n = snprintf(out, PATH_BYTES, "%s/%s", dir, name);
@@ -41,7 +43,9 @@ static inline void put_bytes(const char *dir, const char *name, const void *data
     assert_int_equal(fclose(f), 0);
 }
 
-static inline void put_text(const char *dir, const char *name, const char *text) { put_bytes(dir, name, text, strlen(text)); }
+static inline void put_text(const char *dir, const char *name, const char *text) {
+    put_bytes(dir, name, text, strlen(text));
+}
 
 /* A shard with this header and `payload` zero bytes. */
 static inline void put_shard(const char *dir, const char *name, const char *header, size_t payload) {
@@ -109,7 +113,8 @@ static inline void edit_header(const char *dir, const char *name, const char *fr
 }
 
 /* Status, and every part in the message. */
-#define assert_error(status, err, code, ...) assert_error_parts(status, err, code, (const char *const[]){__VA_ARGS__, NULL})
+#define assert_error(status, err, code, ...)                                                                           \
+    assert_error_parts(status, err, code, (const char *const[]){__VA_ARGS__, NULL})
 static inline void assert_error_parts(ms_status status, const ms_error *err, ms_status code, const char *const *parts) {
     if (status != code || err->code != code)
         fail_msg("expected %s, found %s (%s)", ms_status_name(code), ms_status_name(status), err->message);

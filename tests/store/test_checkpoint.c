@@ -11,7 +11,7 @@
 #include "store_util.h"
 
 #define INDEX "model.safetensors.index.json"
-#define ENTRY(name, dtype, shape, begin, end) \
+#define ENTRY(name, dtype, shape, begin, end)                                                                          \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" begin "," end "]}"
 
 static bool needed(void *arg, const char *name, size_t len) {
@@ -29,10 +29,13 @@ static ms_status try_open(const char *dir, ms_error *err) {
 /* Two shards with needed tensors, one without. */
 static void make_pair(char dir[PATH_BYTES]) {
     make_dir(dir);
-    put_shard(dir, "one-1.safetensors", "{" ENTRY("t.b", "U8", "4", "0", "4") "," ENTRY("x.skip", "F32", "1", "4", "8") "}", 8);
-    put_shard(dir, "two-2.safetensors", "{" ENTRY("t.a", "F32", "2,2", "0", "16") "," ENTRY("t.c", "BF16", "3", "16", "22") "}", 22);
+    put_shard(dir, "one-1.safetensors",
+              "{" ENTRY("t.b", "U8", "4", "0", "4") "," ENTRY("x.skip", "F32", "1", "4", "8") "}", 8);
+    put_shard(dir, "two-2.safetensors",
+              "{" ENTRY("t.a", "F32", "2,2", "0", "16") "," ENTRY("t.c", "BF16", "3", "16", "22") "}", 22);
     put_text(dir, INDEX,
-             "{\"metadata\":{\"total_size\":30},\"weight_map\":{\"t.b\":\"one-1.safetensors\",\"x.skip\":\"one-1.safetensors\","
+             "{\"metadata\":{\"total_size\":30},\"weight_map\":{\"t.b\":\"one-1.safetensors\",\"x.skip\":\"one-1."
+             "safetensors\","
              "\"t.a\":\"two-2.safetensors\",\"t.c\":\"two-2.safetensors\",\"v.x\":\"vision.safetensors\"}}");
     put_text(dir, "vision.safetensors", "garbage");
 }
@@ -65,10 +68,14 @@ static void test_open(void **state) {
     uint64_t shape[] = {2, 2}, other[] = {4, 1};
     assert_int_equal(ms_checkpoint_expect(c, "t.a", MS_DTYPE_F32, 2, shape, &t, &err), MS_OK);
     assert_string_equal(t->name, "t.a");
-    assert_error(ms_checkpoint_expect(c, "t.a", MS_DTYPE_F32, 2, other, &t, &err), &err, MS_ERR_FORMAT, "t.a", "[4, 1]", "[2, 2]");
-    assert_error(ms_checkpoint_expect(c, "t.a", MS_DTYPE_F32, 1, other, &t, &err), &err, MS_ERR_FORMAT, "t.a", "[4]", "[2, 2]");
-    assert_error(ms_checkpoint_expect(c, "t.a", MS_DTYPE_U8, 2, shape, &t, &err), &err, MS_ERR_FORMAT, "t.a", "U8", "F32");
-    assert_error(ms_checkpoint_expect(c, "t.q", MS_DTYPE_U8, 2, shape, &t, &err), &err, MS_ERR_FORMAT, "missing", "t.q");
+    assert_error(ms_checkpoint_expect(c, "t.a", MS_DTYPE_F32, 2, other, &t, &err), &err, MS_ERR_FORMAT, "t.a", "[4, 1]",
+                 "[2, 2]");
+    assert_error(ms_checkpoint_expect(c, "t.a", MS_DTYPE_F32, 1, other, &t, &err), &err, MS_ERR_FORMAT, "t.a", "[4]",
+                 "[2, 2]");
+    assert_error(ms_checkpoint_expect(c, "t.a", MS_DTYPE_U8, 2, shape, &t, &err), &err, MS_ERR_FORMAT, "t.a", "U8",
+                 "F32");
+    assert_error(ms_checkpoint_expect(c, "t.q", MS_DTYPE_U8, 2, shape, &t, &err), &err, MS_ERR_FORMAT, "missing",
+                 "t.q");
     ms_checkpoint_close(c);
     remove_dir(dir);
 }
@@ -93,7 +100,8 @@ static void test_read(void **state) {
     assert_int_equal(ms_checkpoint_read(c, t, 3, got, 1, &err), MS_OK);
     assert_int_equal(got[0], 'h');
     assert_int_equal(ms_checkpoint_read(c, t, 4, got, 0, &err), MS_OK);
-    assert_error(ms_checkpoint_read(c, t, 3, got, 2, &err), &err, MS_ERR_USAGE, "t.b", "within 4 bytes", "2 bytes at 3");
+    assert_error(ms_checkpoint_read(c, t, 3, got, 2, &err), &err, MS_ERR_USAGE, "t.b", "within 4 bytes",
+                 "2 bytes at 3");
     assert_error(ms_checkpoint_read(c, t, UINT64_MAX, got, 2, &err), &err, MS_ERR_USAGE, "t.b");
     ms_checkpoint_totals totals;
     ms_checkpoint_get_totals(c, &totals);
@@ -172,7 +180,8 @@ static void test_index_against_headers(void **state) {
     /* the same name in two shards */
     make_pair(dir);
     edit_header(dir, "one-1.safetensors", "x.skip", "t.a");
-    assert_error(try_open(dir, &err), &err, MS_ERR_FORMAT, "one-1.safetensors", "\"t.a\"", "two-2.safetensors", "duplicate");
+    assert_error(try_open(dir, &err), &err, MS_ERR_FORMAT, "one-1.safetensors", "\"t.a\"", "two-2.safetensors",
+                 "duplicate");
     remove_dir(dir);
     /* the same name twice in one header, and twice in the index */
     make_pair(dir);
@@ -193,8 +202,18 @@ static void test_index_against_headers(void **state) {
 static void test_shard_names(void **state) {
     (void)state;
     static const char *const bad[] = {
-        "\"../one-1.safetensors\"", "\"/etc/one-1.safetensors\"", "\"sub/one-1.safetensors\"", "\".one-1.safetensors\"",
-        "\"a..safetensors\"", "\"\"", "\".safetensors\"", "\"config.json\"", "\"one\\u0000.safetensors\"", "7", "null", "[]",
+        "\"../one-1.safetensors\"",
+        "\"/etc/one-1.safetensors\"",
+        "\"sub/one-1.safetensors\"",
+        "\".one-1.safetensors\"",
+        "\"a..safetensors\"",
+        "\"\"",
+        "\".safetensors\"",
+        "\"config.json\"",
+        "\"one\\u0000.safetensors\"",
+        "7",
+        "null",
+        "[]",
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char dir[PATH_BYTES];
@@ -211,7 +230,11 @@ static void test_bad_index(void **state) {
     static const struct {
         const char *text, *part;
     } cases[] = {
-        {"", INDEX}, {"{", INDEX}, {"[]", "weight_map"}, {"{}", "weight_map"}, {"{\"weight_map\":[]}", "weight_map"},
+        {"", INDEX},
+        {"{", INDEX},
+        {"[]", "weight_map"},
+        {"{}", "weight_map"},
+        {"{\"weight_map\":[]}", "weight_map"},
         {"{\"weight_map\":{\"\":\"a.safetensors\"}}", "tensor names"},
         {"{\"weight_map\":{\"t.\\u0000\":\"a.safetensors\"}}", "U+0000"},
     };
@@ -268,7 +291,8 @@ static void test_config(void **state) {
     put_text(dir, "config.json", "{\"a\":1,}");
     assert_error(ms_checkpoint_read_config(dir, &doc, &text, &err), &err, MS_ERR_FORMAT, "config.json", "line 1");
     put_text(dir, "config.json", "{\"a\":1,\"a\":2}");
-    assert_error(ms_checkpoint_read_config(dir, &doc, &text, &err), &err, MS_ERR_FORMAT, "config.json", "each key once");
+    assert_error(ms_checkpoint_read_config(dir, &doc, &text, &err), &err, MS_ERR_FORMAT, "config.json",
+                 "each key once");
     char *big = malloc(1000001);
     assert_non_null(big);
     memset(big, ' ', 1000001);
@@ -293,15 +317,18 @@ static const ms_expert_naming naming = {
 };
 
 /* Layer 5, experts 0 and 1: 21 bytes each. */
-#define EXPERT(e, a, b, c, d, f, g, h)                                                                    \
-    ENTRY("t.5.e." e ".w1.p", "U8", "2,2", a, b) "," ENTRY("t.5.e." e ".w1.s", "U8", "2,1", b, c) ","     \
-    ENTRY("t.5.e." e ".w2.p", "U8", "3,2", c, d) "," ENTRY("t.5.e." e ".w2.s", "U8", "3,1", d, f) ","     \
-    ENTRY("t.5.e." e ".w3.p", "U8", "2,2", f, g) "," ENTRY("t.5.e." e ".w3.s", "U8", "2,1", g, h)
+#define EXPERT(e, a, b, c, d, f, g, h)                                                                                 \
+    ENTRY("t.5.e." e ".w1.p", "U8", "2,2", a, b)                                                                       \
+    "," ENTRY("t.5.e." e ".w1.s", "U8", "2,1", b, c) "," ENTRY("t.5.e." e ".w2.p", "U8", "3,2", c, d) "," ENTRY(       \
+        "t.5.e." e ".w2.s", "U8", "3,1", d, f) "," ENTRY("t.5.e." e ".w3.p", "U8", "2,2", f,                           \
+                                                         g) "," ENTRY("t.5.e." e ".w3.s", "U8", "2,1", g, h)
 
 static void make_experts(char dir[PATH_BYTES]) {
     make_dir(dir);
-    put_shard(dir, "model.safetensors", "{" EXPERT("0", "0", "4", "6", "12", "15", "19", "21") ","
-              EXPERT("1", "21", "25", "27", "33", "36", "40", "42") "}", 42);
+    put_shard(dir, "model.safetensors",
+              "{" EXPERT("0", "0", "4", "6", "12", "15", "19", "21") "," EXPERT("1", "21", "25", "27", "33", "36", "40",
+                                                                                "42") "}",
+              42);
 }
 
 static ms_status build(const char *dir, uint32_t experts, ms_expert_table *t, ms_error *err) {
@@ -351,31 +378,30 @@ static void test_expert_across_shards(void **state) {
     ms_error err = {0};
     ms_expert_table t = {0};
     make_dir(dir);
-    put_shard(dir, "a.safetensors", "{" ENTRY("t.5.e.0.w1.p", "U8", "2,2", "0", "4") "," ENTRY("t.5.e.0.w1.s", "U8", "2,1", "4", "6")
-              "," ENTRY("t.5.e.0.w2.p", "U8", "3,2", "6", "12") "," ENTRY("t.5.e.0.w2.s", "U8", "3,1", "12", "15") "}", 15);
-    put_shard(dir, "b.safetensors", "{" ENTRY("t.5.e.0.w3.p", "U8", "2,2", "0", "4") ","
-              ENTRY("t.5.e.0.w3.s", "U8", "2,1", "4", "6") "}", 6);
-    put_text(dir, INDEX, "{\"weight_map\":{\"t.5.e.0.w1.p\":\"a.safetensors\",\"t.5.e.0.w1.s\":\"a.safetensors\","
+    put_shard(
+        dir, "a.safetensors",
+        "{" ENTRY("t.5.e.0.w1.p", "U8", "2,2", "0", "4") "," ENTRY("t.5.e.0.w1.s", "U8", "2,1", "4", "6") "," ENTRY(
+            "t.5.e.0.w2.p", "U8", "3,2", "6", "12") "," ENTRY("t.5.e.0.w2.s", "U8", "3,1", "12", "15") "}",
+        15);
+    put_shard(dir, "b.safetensors",
+              "{" ENTRY("t.5.e.0.w3.p", "U8", "2,2", "0", "4") "," ENTRY("t.5.e.0.w3.s", "U8", "2,1", "4", "6") "}", 6);
+    put_text(dir, INDEX,
+             "{\"weight_map\":{\"t.5.e.0.w1.p\":\"a.safetensors\",\"t.5.e.0.w1.s\":\"a.safetensors\","
              "\"t.5.e.0.w2.p\":\"a.safetensors\",\"t.5.e.0.w2.s\":\"a.safetensors\",\"t.5.e.0.w3.p\":\"b.safetensors\","
              "\"t.5.e.0.w3.s\":\"b.safetensors\"}}");
-    assert_error(build(dir, 1, &t, &err), &err, MS_ERR_FORMAT, "layer 5, expert 0", "w3.p", "a.safetensors", "b.safetensors");
+    assert_error(build(dir, 1, &t, &err), &err, MS_ERR_FORMAT, "layer 5, expert 0", "w3.p", "a.safetensors",
+                 "b.safetensors");
     remove_dir(dir);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),
-        cmocka_unit_test(test_read),
-        cmocka_unit_test(test_no_files),
-        cmocka_unit_test(test_skipped_never_opened),
-        cmocka_unit_test(test_shard_kinds),
-        cmocka_unit_test(test_index_against_headers),
-        cmocka_unit_test(test_shard_names),
-        cmocka_unit_test(test_bad_index),
-        cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_config),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_expert_across_shards),
+        cmocka_unit_test(test_open),        cmocka_unit_test(test_read),
+        cmocka_unit_test(test_no_files),    cmocka_unit_test(test_skipped_never_opened),
+        cmocka_unit_test(test_shard_kinds), cmocka_unit_test(test_index_against_headers),
+        cmocka_unit_test(test_shard_names), cmocka_unit_test(test_bad_index),
+        cmocka_unit_test(test_digest),      cmocka_unit_test(test_config),
+        cmocka_unit_test(test_experts),     cmocka_unit_test(test_expert_across_shards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

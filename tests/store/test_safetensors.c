@@ -55,7 +55,9 @@ static const bad_case bad_cases[] = {
     {"{" A "," B "}", 31, {"\"b\"", "data_offsets", "31 payload bytes"}},
     {"{" A "," B "}", 33, {"expected 32 payload bytes", "found 33"}},
     {"{" B "}", 32, {"\"b\"", "begin at 0", "hole"}},
-    {"{" A ",\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[20,28]}}", 28, {"\"b\"", "begin at 24", "overlap"}},
+    {"{" A ",\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[20,28]}}",
+     28,
+     {"\"b\"", "begin at 24", "overlap"}},
     {"{" A ",\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[28,36]}}", 36, {"\"b\"", "begin at 24", "hole"}},
     {T("\"dtype\":\"F33\",\"shape\":[1],\"data_offsets\":[0,4]"), 4, {"\"a\"", "dtype", "found \"F33\""}},
     {T("\"dtype\":4,\"shape\":[1],\"data_offsets\":[0,4]"), 4, {"\"a\"", "dtype", "found 4"}},
@@ -71,7 +73,9 @@ static const bad_case bad_cases[] = {
     {T("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]"), 4, {"\"a\"", "two integers"}},
     {T("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]"), 4, {"\"a\"", "two integers"}},
     {T("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,18446744073709551616]"), 4, {"\"a\"", "two integers"}},
-    {T("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,18446744073709551615]"), 4, {"\"a\"", "within", "4 payload"}},
+    {T("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,18446744073709551615]"),
+     4,
+     {"\"a\"", "within", "4 payload"}},
     {T("\"dtype\":\"F32\",\"shape\":[1]"), 4, {"\"a\"", "exactly dtype, shape and data_offsets"}},
     {T("\"dtype\":\"F32\",\"shape\":[1],\"offsets\":[0,4]"), 4, {"\"a\"", "data_offsets", "found nothing"}},
     {T("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1"), 4, {"\"a\"", "exactly"}},
@@ -90,7 +94,8 @@ static void test_bad(void **state) {
         ms_safetensors s = {0};
         ms_error err = {0};
         ms_status status = parse(c->header, c->payload, &s, &err);
-        for (int j = 0; j < 3 && c->parts[j]; j++) assert_error(status, &err, MS_ERR_FORMAT, "x.safetensors", c->parts[j]);
+        for (int j = 0; j < 3 && c->parts[j]; j++)
+            assert_error(status, &err, MS_ERR_FORMAT, "x.safetensors", c->parts[j]);
         assert_null(s.entries);
     }
 }
@@ -146,7 +151,10 @@ static void test_dtypes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good), cmocka_unit_test(test_bad), cmocka_unit_test(test_length), cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_good),
+        cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_length),
+        cmocka_unit_test(test_dtypes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

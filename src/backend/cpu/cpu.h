@@ -12,12 +12,13 @@
 #include "base/pool.h"
 
 enum {
-    CPU_X_BLOCK = 16,       /* input rows that a task takes through a weight chunk together */
-    CPU_MLP_CHUNK = 128,    /* inner columns of a task of mlp(): one Q8 group */
-    CPU_TILE = 32,          /* rows of an MXFP4 tile: one group of the next product */
-    CPU_KDA_TOKENS = 16,    /* tokens whose conv outputs a KDA task holds at a time */
-    CPU_MLA_HEADS = 8,      /* most heads of one MLA task */
-    CPU_MIX_SOURCES = 256   /* most sources of one mix */
+    CPU_X_BLOCK = 16,        /* input rows that a task takes through a weight chunk together */
+    CPU_TASK_MACS = 1 << 15, /* multiply-adds below which work is not split further: about what handing over costs */
+    CPU_MLP_CHUNK = 128,     /* inner columns of a task of mlp(): one Q8 group */
+    CPU_TILE = 32,           /* rows of an MXFP4 tile: one group of the next product */
+    CPU_KDA_TOKENS = 16,     /* tokens whose conv outputs a KDA task holds at a time */
+    CPU_MLA_HEADS = 8,       /* most heads of one MLA task */
+    CPU_MIX_SOURCES = 256    /* most sources of one mix */
 };
 
 /* Pointers into one arena; [rows][dim] areas are dense. */
@@ -25,22 +26,22 @@ typedef struct cpu_scratch {
     ms_scratch_need need;
     void *base;
     uint64_t bytes;
-    uint64_t max_cols;      /* widest vector: row decode and norm weights */
-    float *vector;          /* [max_cols] a norm weight widened to f32 */
-    int8_t *x_q;            /* [rows][input_cols] */
-    float *x_s;             /* [rows][q8 groups of input_cols] */
-    float *act;             /* [rows][mlp_width] */
-    int8_t *act_q;          /* [rows][mlp_width], fast only, as all of *_q and *_s */
+    uint64_t max_cols; /* widest vector: row decode and norm weights */
+    float *vector;     /* [max_cols] a norm weight widened to f32 */
+    int8_t *x_q;       /* [rows][input_cols] */
+    float *x_s;        /* [rows][q8 groups of input_cols] */
+    float *act;        /* [rows][mlp_width] */
+    int8_t *act_q;     /* [rows][mlp_width], fast only, as all of *_q and *_s */
     float *act_s;
-    float *z;               /* [rows][hidden], reference only */
+    float *z; /* [rows][hidden], reference only */
     int8_t *z_q;
-    float *z_s;             /* [rows][hidden / 32] */
-    float *e_act;           /* [pairs][inner], reference only */
+    float *z_s;   /* [rows][hidden / 32] */
+    float *e_act; /* [pairs][inner], reference only */
     int8_t *e_q;
-    float *e_s;             /* [pairs][inner / 32] */
-    float *router;          /* [rows][router_experts] */
-    uint8_t *router_bad;    /* [rows] */
-    uint8_t *worker;        /* [threads][worker_bytes] */
+    float *e_s;          /* [pairs][inner / 32] */
+    float *router;       /* [rows][router_experts] */
+    uint8_t *router_bad; /* [rows] */
+    uint8_t *worker;     /* [threads][worker_bytes] */
     uint64_t worker_bytes;
 } cpu_scratch;
 
@@ -95,7 +96,8 @@ void cpu_product_rows(const cpu_backend *c, const ms_weight *w, bool quantised, 
                       uint32_t x_count, uint32_t first, uint32_t last, float *out, size_t out_stride, unsigned worker);
 
 /* Members of ms_backend, by file. */
-ms_status cpu_weight_create(ms_backend *be, ms_weight *w, ms_format format, uint32_t rows, uint32_t cols, ms_error *err);
+ms_status cpu_weight_create(ms_backend *be, ms_weight *w, ms_format format, uint32_t rows, uint32_t cols,
+                            ms_error *err);
 ms_status cpu_weight_fill(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *host,
                           ms_format source, ms_error *err);
 void cpu_weight_destroy(ms_backend *be, ms_weight *w);

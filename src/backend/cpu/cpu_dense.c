@@ -5,7 +5,7 @@
 #include "base/fmath.h"
 #include "quant/q8.h"
 
-enum { MIN_CHUNK_ROWS = 8, MAX_CHUNK_ROWS = 64, TASKS_PER_THREAD = 4 };
+enum { CHUNK_STEP = 8, CACHE_CHUNK_ROWS = 64, TASKS_PER_THREAD = 4 };
 
 /* ------------------------------------------------------------------ norms and mixes */
 
@@ -116,7 +116,8 @@ void cpu_product_rows(const cpu_backend *c, const ms_weight *w, bool quantised, 
             q.first = x_first;
             c->k->block_q8(out + (r - first), out_stride, &q, x_count,
                            (const int8_t *)w->data + ms_q8_data_offset(w->rows, w->cols, r, 0),
-                           w->scales + ms_q8_scale_index(w->rows, w->cols, r, 0), ms_q8_block_rows(w->rows, r), w->cols);
+                           w->scales + ms_q8_scale_index(w->rows, w->cols, r, 0), ms_q8_block_rows(w->rows, r),
+                           w->cols);
         }
         break;
     }
@@ -144,10 +145,13 @@ static void quantise_input(cpu_backend *c, cpu_input *in, uint32_t cols) {
     in->q = (ms_cpu_q8){.q = job.q, .q_stride = cols, .scales = job.scales, .scale_stride = groups};
 }
 
-/* Rows of a task: small enough to share the work, whole Q8 blocks, at most what a cache holds. */
-static uint32_t chunk_rows(const cpu_backend *c, uint64_t rows) {
-    uint64_t chunk = rows / ((uint64_t)c->base.threads * TASKS_PER_THREAD) / MIN_CHUNK_ROWS * MIN_CHUNK_ROWS;
-    return (uint32_t)(chunk < MIN_CHUNK_ROWS ? MIN_CHUNK_ROWS : chunk > MAX_CHUNK_ROWS ? MAX_CHUNK_ROWS : chunk);
+/* Rows of a task, whole Q8 blocks: small enough to share the work and to stay in a cache, but not below the work that
+ * is worth handing over. */
+static uint32_t chunk_rows(const cpu_backend *c, uint64_t rows, uint32_t cols, uint32_t n) {
+    uint64_t least = CPU_TASK_MACS / ((uint64_t)cols * n) / CHUNK_STEP * CHUNK_STEP + CHUNK_STEP;
+    uint64_t share = rows / ((uint64_t)c->base.threads * TASKS_PER_THREAD) / CHUNK_STEP * CHUNK_STEP;
+    uint64_t chunk = share < CACHE_CHUNK_ROWS ? share : CACHE_CHUNK_ROWS;
+    return (uint32_t)(chunk < least ? least : chunk);
 }
 
 typedef struct project_job {
@@ -187,8 +191,8 @@ void cpu_project(ms_backend *be, const float *x, uint32_t n, const ms_product *p
         rows += products[i].weight->rows;
         quantise |= cpu_quantised(c, products[i].weight, products[i].exact_input);
     }
-    project_job job = {c, products, count, chunk_rows(c, rows), {.x = x, .x_stride = cols, .n = n}};
-    if (n == 0) return;
+    if (n == 0 || count == 0) return;
+    project_job job = {c, products, count, chunk_rows(c, rows, cols, n), {.x = x, .x_stride = cols, .n = n}};
     if (quantise) quantise_input(c, &job.in, cols);
     size_t tasks = 0;
     for (uint32_t i = 0; i < count; i++) tasks += chunks_of(&products[i], job.chunk);
@@ -244,9 +248,10 @@ void cpu_mlp(ms_backend *be, float *out, const float *x, uint32_t n, const ms_we
     cpu_run(c, mlp_task, &job, ms_q8_groups(width));
 
     ms_product product = {.weight = down, .out = out, .out_stride = down->rows};
-    project_job second = {c, &product, 1, chunk_rows(c, down->rows), {.x = s->act, .x_stride = width, .n = n}};
-    second.in.q = (ms_cpu_q8){
-        .q = s->act_q, .q_stride = width, .scales = s->act_s, .scale_stride = ms_q8_groups(width)};
+    project_job second = {
+        c, &product, 1, chunk_rows(c, down->rows, width, n), {.x = s->act, .x_stride = width, .n = n}};
+    second.in.q =
+        (ms_cpu_q8){.q = s->act_q, .q_stride = width, .scales = s->act_s, .scale_stride = ms_q8_groups(width)};
     cpu_run(c, project_task, &second, chunks_of(&product, second.chunk));
 }
 

@@ -54,8 +54,10 @@ static void load_history(const kda_job *j, const kda_work *w, size_t head) {
         for (size_t r = 0; r < past; r++) {
             size_t at = (s * past + r) * inner + head * dim;
             float *row = w->window[s] + r * dim;
-            if (cpu_fast(j->c)) j->c->k->from_bf16(row, (const uint16_t *)j->io->history_in + at, dim);
-            else memcpy(row, (const float *)j->io->history_in + at, dim * sizeof *row);
+            if (cpu_fast(j->c))
+                j->c->k->from_bf16(row, (const uint16_t *)j->io->history_in + at, dim);
+            else
+                memcpy(row, (const float *)j->io->history_in + at, dim * sizeof *row);
         }
     }
 }
@@ -67,8 +69,10 @@ static void store_history(const kda_job *j, const kda_work *w, size_t head) {
         for (size_t r = 0; r < past; r++) {
             size_t at = (s * past + r) * inner + head * dim;
             const float *row = w->window[s] + r * dim;
-            if (cpu_fast(j->c)) j->c->k->to_bf16((uint16_t *)j->io->history_out + at, row, dim);
-            else memcpy((float *)j->io->history_out + at, row, dim * sizeof *row);
+            if (cpu_fast(j->c))
+                j->c->k->to_bf16((uint16_t *)j->io->history_out + at, row, dim);
+            else
+                memcpy((float *)j->io->history_out + at, row, dim * sizeof *row);
         }
     }
 }
@@ -82,8 +86,10 @@ static void convolve(const kda_job *j, const kda_work *w, size_t head, size_t t0
         for (size_t t = 0; t < count; t++) {
             const float *z = streams[s] + (t0 + t) * inner + head * dim;
             float *row = w->window[s] + (past + t) * dim;
-            if (cpu_fast(j->c)) k->round_bf16(row, z, dim);
-            else memcpy(row, z, dim * sizeof *row);
+            if (cpu_fast(j->c))
+                k->round_bf16(row, z, dim);
+            else
+                memcpy(row, z, dim * sizeof *row);
         }
         for (size_t t = 0; t < count; t++) {
             float *y = w->conv[s] + t * dim;
@@ -116,10 +122,17 @@ static void recur(const kda_job *j, const kda_work *w, size_t head, size_t t0, s
     size_t dim = j->kda->dim;
     const float *before = t0 == 0 ? j->io->state_in : j->io->state_out;
     for (size_t first = 0; first < dim; first += MS_CPU_KDA_COLUMNS) {
-        ms_cpu_kda_run run = {
-            .dim = dim, .tokens = count, .q = w->conv[0], .k = w->conv[1], .alpha = w->alpha, .beta = w->beta,
-            .v = w->conv[2] + first, .o = w->o + first, .state_in = before + head * dim * dim + first,
-            .state = j->io->state_out + head * dim * dim + first, .work = w->columns};
+        ms_cpu_kda_run run = {.dim = dim,
+                              .tokens = count,
+                              .q = w->conv[0],
+                              .k = w->conv[1],
+                              .alpha = w->alpha,
+                              .beta = w->beta,
+                              .v = w->conv[2] + first,
+                              .o = w->o + first,
+                              .state_in = before + head * dim * dim + first,
+                              .state = j->io->state_out + head * dim * dim + first,
+                              .work = w->columns};
         j->c->k->kda_columns(&run, dim - first < MS_CPU_KDA_COLUMNS ? dim - first : MS_CPU_KDA_COLUMNS);
     }
 }

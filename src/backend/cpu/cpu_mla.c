@@ -17,11 +17,11 @@ typedef struct mla_job {
 } mla_job;
 
 typedef struct mla_work {
-    float *query;  /* [group][rank + extra] */
-    float *score;  /* [group][256] */
-    float *sum;    /* [group][rank]: running weighted sum of rows */
-    float *part;   /* [rank]: the same of one block */
-    float *value;  /* [value] */
+    float *query; /* [group][rank + extra] */
+    float *score; /* [group][256] */
+    float *sum;   /* [group][rank]: running weighted sum of rows */
+    float *part;  /* [rank]: the same of one block */
+    float *value; /* [value] */
     float m[CPU_MLA_HEADS], l[CPU_MLA_HEADS];
 } mla_work;
 
@@ -78,8 +78,10 @@ static void scores(const mla_job *j, const mla_work *w, size_t first, size_t cou
 /* Weighted sum of a block's latents for one head. */
 static void block_sum(const mla_job *j, float *out, const float *e, size_t first, size_t count) {
     size_t rank = j->mla->rank, width = rank + j->mla->extra;
-    if (cpu_fast(j->c)) j->c->k->col4_bf16(out, e, (const uint16_t *)j->io->rows + first * width, width, count, rank);
-    else j->c->k->col4_f32(out, e, (const float *)j->io->rows + first * width, width, count, rank);
+    if (cpu_fast(j->c))
+        j->c->k->col4_bf16(out, e, (const uint16_t *)j->io->rows + first * width, width, count, rank);
+    else
+        j->c->k->col4_f32(out, e, (const float *)j->io->rows + first * width, width, count, rank);
 }
 
 /* Takes one block of keys into the running (m, l, sum) of a head. */
@@ -139,11 +141,13 @@ void cpu_mla_range(ms_backend *be, const ms_mla *mla, const ms_mla_io *io, uint3
     bool fits = mla->rank >= 1 && mla->rank <= need->mla_rank && mla->extra <= need->mla_extra &&
                 mla->value <= need->mla_value && mla->heads <= need->mla_heads && mla->nope <= need->mla_nope;
     if (!cpu_need(c, fits, "mla_range", "head shape")) return;
-    if (!cpu_need(c, io->position <= need->context && n <= need->context - io->position, "mla_range", "context")) return;
+    if (!cpu_need(c, io->position <= need->context && n <= need->context - io->position, "mla_range", "context"))
+        return;
     uint64_t kv_rows = (uint64_t)mla->heads * ((uint64_t)mla->nope + mla->value);
     bool kv_ok = mla->kv_b->format == MS_FORMAT_BF16 && mla->kv_b->cols == mla->rank && mla->kv_b->rows == kv_rows;
     if (!cpu_need(c, kv_ok, "mla_range", "kv_b weight")) return;
-    mla_job job = {.c = c, .mla = mla, .io = io, .n = n, .kv_norm = cpu_vector(c, mla->kv_norm, mla->rank, "mla_range")};
+    mla_job job = {
+        .c = c, .mla = mla, .io = io, .n = n, .kv_norm = cpu_vector(c, mla->kv_norm, mla->rank, "mla_range")};
     if (!job.kv_norm || n == 0 || mla->heads == 0) return;
     /* Heads of a task share the reading of the rows; enough tasks for the threads come first. */
     uint64_t pieces = (uint64_t)mla->heads * n / (2 * (uint64_t)be->threads);

@@ -46,8 +46,10 @@ static void router_task(void *arg, size_t row, unsigned worker) {
     j->c->k->sigmoid(score, score, experts);
     for (uint32_t e = 0; e < experts; e++) {
         float choice = score[e] + j->bias[e];
-        if (!is_finite(choice)) bad = true;
-        else keep_best(best, ids, &kept, k, choice, e);
+        if (!is_finite(choice))
+            bad = true;
+        else
+            keep_best(best, ids, &kept, k, choice, e);
     }
     j->c->scratch.router_bad[row] = bad;
     if (bad) {
@@ -107,7 +109,8 @@ static void begin_task(void *arg, size_t i, unsigned worker) {
     const float *z = j->z + i * j->hidden;
     if (cpu_fast(j->c))
         j->c->k->quantize_split(s->z_q + i * j->hidden, s->z_s + i * (j->hidden / CPU_TILE), z, j->hidden);
-    else memcpy(s->z + i * j->hidden, z, j->hidden * sizeof *z);
+    else
+        memcpy(s->z + i * j->hidden, z, j->hidden * sizeof *z);
 }
 
 void cpu_experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s) {
@@ -127,7 +130,7 @@ typedef struct experts_job {
     ms_expert_shape s;
     ms_situ act;
     const ms_expert_batch *batches;
-    uint32_t tiles; /* of the phase */
+    uint32_t tiles, step, per_batch; /* of the phase: tiles of a matrix, tiles a task, tasks a batch */
     float *y;
 } experts_job;
 
@@ -136,7 +139,7 @@ static const uint8_t *tile_of(const experts_job *j, const ms_expert_batch *b, ms
 }
 
 /* First phase, fast: 32 inner rows, which are one group of the second phase's input. */
-static void inner_task_fast(const experts_job *j, const ms_expert_batch *b, uint32_t tile, unsigned worker) {
+static void inner_tile_fast(const experts_job *j, const ms_expert_batch *b, uint32_t tile, unsigned worker) {
     const cpu_backend *c = j->c;
     const cpu_scratch *s = &c->scratch;
     uint32_t in_groups = j->s.hidden / CPU_TILE, out_groups = j->s.inner / CPU_TILE;
@@ -158,7 +161,7 @@ static void inner_task_fast(const experts_job *j, const ms_expert_batch *b, uint
 }
 
 /* First phase, reference: the weight rows are decoded once for all input rows. */
-static void inner_task_exact(const experts_job *j, const ms_expert_batch *b, uint32_t tile, unsigned worker) {
+static void inner_tile_exact(const experts_job *j, const ms_expert_batch *b, uint32_t tile, unsigned worker) {
     const cpu_backend *c = j->c;
     const cpu_scratch *s = &c->scratch;
     float *gate_row = cpu_worker(c, worker), *up_row = gate_row + s->max_cols;
@@ -175,13 +178,18 @@ static void inner_task_exact(const experts_job *j, const ms_expert_batch *b, uin
 
 static void inner_task(void *arg, size_t task, unsigned worker) {
     const experts_job *j = arg;
-    const ms_expert_batch *b = &j->batches[task / j->tiles];
-    uint32_t tile = (uint32_t)(task % j->tiles);
-    if (cpu_fast(j->c)) inner_task_fast(j, b, tile, worker);
-    else inner_task_exact(j, b, tile, worker);
+    const ms_expert_batch *b = &j->batches[task / j->per_batch];
+    uint32_t first = (uint32_t)(task % j->per_batch) * j->step;
+    uint32_t last = j->tiles - first < j->step ? j->tiles : first + j->step;
+    for (uint32_t tile = first; tile < last; tile++) {
+        if (cpu_fast(j->c))
+            inner_tile_fast(j, b, tile, worker);
+        else
+            inner_tile_exact(j, b, tile, worker);
+    }
 }
 
-static void outer_task_fast(const experts_job *j, const ms_expert_batch *b, uint32_t tile, unsigned worker) {
+static void outer_tile_fast(const experts_job *j, const ms_expert_batch *b, uint32_t tile, unsigned worker) {
     const cpu_scratch *s = &j->c->scratch;
     uint32_t groups = j->s.inner / CPU_TILE;
     float *block = (float *)cpu_worker(j->c, worker) + 2 * s->max_cols;
@@ -196,7 +204,7 @@ static void outer_task_fast(const experts_job *j, const ms_expert_batch *b, uint
     }
 }
 
-static void outer_task_exact(const experts_job *j, const ms_expert_batch *b, uint32_t tile, unsigned worker) {
+static void outer_tile_exact(const experts_job *j, const ms_expert_batch *b, uint32_t tile, unsigned worker) {
     const cpu_scratch *s = &j->c->scratch;
     float *row = cpu_worker(j->c, worker);
     for (uint32_t r = tile * CPU_TILE; r < (tile + 1) * CPU_TILE; r++) {
@@ -210,10 +218,15 @@ static void outer_task_exact(const experts_job *j, const ms_expert_batch *b, uin
 
 static void outer_task(void *arg, size_t task, unsigned worker) {
     const experts_job *j = arg;
-    const ms_expert_batch *b = &j->batches[task / j->tiles];
-    uint32_t tile = (uint32_t)(task % j->tiles);
-    if (cpu_fast(j->c)) outer_task_fast(j, b, tile, worker);
-    else outer_task_exact(j, b, tile, worker);
+    const ms_expert_batch *b = &j->batches[task / j->per_batch];
+    uint32_t first = (uint32_t)(task % j->per_batch) * j->step;
+    uint32_t last = j->tiles - first < j->step ? j->tiles : first + j->step;
+    for (uint32_t tile = first; tile < last; tile++) {
+        if (cpu_fast(j->c))
+            outer_tile_fast(j, b, tile, worker);
+        else
+            outer_tile_exact(j, b, tile, worker);
+    }
 }
 
 /* Every index is used as an offset: all are checked first. */
@@ -224,15 +237,22 @@ static bool batches_fit(const cpu_backend *c, const ms_expert_batch *batches, ui
     return true;
 }
 
+static void set_phase(experts_job *j, uint32_t tiles, uint64_t tile_macs) {
+    j->tiles = tiles;
+    j->step = (uint32_t)(CPU_TASK_MACS / tile_macs) + 1;
+    j->per_batch = tiles / j->step + (tiles % j->step != 0);
+}
+
 void cpu_experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const ms_expert_batch *batches,
                      uint32_t count) {
     cpu_backend *c = cpu_of(be);
     bool same = s.hidden == c->experts_shape.hidden && s.inner == c->experts_shape.inner;
     if (!cpu_need(c, same && batches_fit(c, batches, count), "experts_run", "shape, row or pair")) return;
-    experts_job job = {c, s, act, batches, s.inner / CPU_TILE, y};
-    cpu_run(c, inner_task, &job, (size_t)count * job.tiles);
-    job.tiles = s.hidden / CPU_TILE;
-    cpu_run(c, outer_task, &job, (size_t)count * job.tiles);
+    experts_job job = {.c = c, .s = s, .act = act, .batches = batches, .y = y};
+    set_phase(&job, s.inner / CPU_TILE, 2 * (uint64_t)CPU_TILE * s.hidden);
+    cpu_run(c, inner_task, &job, (size_t)count * job.per_batch);
+    set_phase(&job, s.hidden / CPU_TILE, (uint64_t)CPU_TILE * s.inner);
+    cpu_run(c, outer_task, &job, (size_t)count * job.per_batch);
 }
 
 typedef struct reduce_job {

@@ -77,7 +77,7 @@ void cpu_scratch_free(cpu_backend *c) {
 ms_status cpu_scratch_reserve(ms_backend *be, const ms_scratch_need *need, ms_error *err) {
     cpu_backend *c = cpu_of(be);
     uint64_t bytes = cpu_scratch_bytes(be, need);
-    if (bytes > SIZE_MAX) return ms_fail_memory(err, "workspace", SIZE_MAX);
+    if (bytes >= SIZE_MAX) return ms_fail_memory(err, "workspace", SIZE_MAX);
     cpu_scratch_free(c);
     void *base = cpu_memory_new((size_t)bytes, false);
     if (!base) return ms_fail_memory(err, "workspace", (size_t)bytes);

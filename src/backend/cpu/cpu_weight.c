@@ -22,7 +22,7 @@ ms_status cpu_weight_create(ms_backend *be, ms_weight *w, ms_format format, uint
     *w = (ms_weight){.format = format, .rows = rows, .cols = cols};
     uint64_t total = ms_weight_bytes(format, rows, cols);
     if (rows == 0 || cols == 0) return ms_fail(err, MS_ERR_FORMAT, "weight of %u x %u: expected a size", rows, cols);
-    if (total > SIZE_MAX) return ms_fail_memory(err, "weight", SIZE_MAX);
+    if (total >= SIZE_MAX) return ms_fail_memory(err, "weight", SIZE_MAX);
     w->data = cpu_memory_new((size_t)data_bytes(w), false);
     if (w->data && format == MS_FORMAT_Q8) w->scales = cpu_memory_new((size_t)scale_bytes(w), false);
     if (w->data && (w->scales || format != MS_FORMAT_Q8)) return MS_OK;
@@ -74,8 +74,10 @@ static bool store_piece(const fill_job *job, const float *x, uint32_t row, uint3
     }
     bool ok = true;
     for (uint32_t i = 0; i < n; i++) ok &= usable(w, x[i]);
-    if (w->format == MS_FORMAT_BF16) job->c->k->to_bf16((uint16_t *)w->data + at, x, n);
-    else memcpy((float *)w->data + at, x, n * sizeof *x);
+    if (w->format == MS_FORMAT_BF16)
+        job->c->k->to_bf16((uint16_t *)w->data + at, x, n);
+    else
+        memcpy((float *)w->data + at, x, n * sizeof *x);
     return ok;
 }
 

@@ -10,9 +10,7 @@ typedef struct candidate {
 static bool always(void) { return true; }
 
 #if defined(__x86_64__)
-static bool has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
+static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #endif
 
 /* Best first. */

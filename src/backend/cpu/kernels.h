@@ -68,24 +68,24 @@ typedef struct ms_cpu_kernels {
 
     /* Quantises n values in groups (the last may be shorter); ceil(n / group) scales. */
     void (*quantize)(int8_t *q, float *scales, const float *x, size_t n, size_t group);
-    /* Groups of 32, each stored as its 16 even inputs, then its 16 odd ones: the order of MXFP4 nibbles.  n % 32 == 0. */
+    /* Groups of 32, each stored as its 16 even inputs, then its 16 odd ones, as MXFP4 nibbles lie.  n % 32 == 0. */
     void (*quantize_split)(int8_t *q, float *scales, const float *x, size_t n);
 
     /* Elementwise, with our exp.  out may be an input. */
-    void (*exp_sub)(float *out, const float *x, float m, size_t n);      /* exp(x - m) */
+    void (*exp_sub)(float *out, const float *x, float m, size_t n); /* exp(x - m) */
     void (*sigmoid)(float *out, const float *x, size_t n);
-    void (*gate)(float *out, const float *x, const float *g, size_t n);  /* x * sigmoid(g) */
+    void (*gate)(float *out, const float *x, const float *g, size_t n); /* x * sigmoid(g) */
     void (*situ)(float *out, const float *g, const float *u, size_t n, float beta, float linear_beta);
     void (*decay)(float *out, const float *e, const float *bias, float a, float bound, size_t n);
 
     /* Elementwise, plain.  out may be an input. */
     void (*add)(float *out, const float *a, const float *b, size_t n);
-    void (*scale)(float *out, const float *x, float r, size_t n);                           /* x * r */
-    void (*scale_mul)(float *out, const float *x, float r, const float *w, size_t n);       /* w * (x * r) */
-    void (*axpy)(float *out, float p, const float *v, size_t n);                            /* fma(p, v, out) */
-    void (*fma_rows)(float *out, const float *a, const float *b, size_t n);                 /* fma(a, b, out) */
-    void (*merge)(float *acc, float f, const float *part, float f_part, size_t n);          /* fma(acc, f, part * f_part) */
-    void (*divide)(float *out, const float *x, float d, size_t n);                          /* x / d */
+    void (*scale)(float *out, const float *x, float r, size_t n);                     /* x * r */
+    void (*scale_mul)(float *out, const float *x, float r, const float *w, size_t n); /* w * (x * r) */
+    void (*axpy)(float *out, float p, const float *v, size_t n);                      /* fma(p, v, out) */
+    void (*fma_rows)(float *out, const float *a, const float *b, size_t n);           /* fma(a, b, out) */
+    void (*merge)(float *acc, float f, const float *part, float f_part, size_t n);    /* fma(acc, f, part * f_part) */
+    void (*divide)(float *out, const float *x, float d, size_t n);                    /* x / d */
     void (*to_bf16)(uint16_t *out, const float *x, size_t n);
     void (*from_bf16)(float *out, const uint16_t *x, size_t n);
     void (*round_bf16)(float *out, const float *x, size_t n);

@@ -48,56 +48,111 @@ INLINE void dot_tail(__m256 acc[4], const float *x, const void *w, size_t first,
     for (size_t a = 0; a < 4; a++) acc[a] = _mm256_loadu_ps(s + a * V);
 }
 
-/* nx input rows times nw weight rows (nx * nw <= 3), constants after inlining; strides in elements. */
-INLINE void dot_block(float *out, size_t out_stride, const float *x, size_t x_stride, size_t nx, const void *w,
-                      size_t w_stride, size_t nw, size_t n, bool bf16) {
-    size_t w_bytes = w_stride * (bf16 ? sizeof(uint16_t) : sizeof(float)), whole = n / LANES * LANES;
+/* One input row times nw (1 or 2, constant after inlining) weight rows; strides in elements. */
+INLINE void dot_single(float *out, const float *x, const void *w, size_t w_bytes, size_t nw, size_t n, bool bf16) {
     const void *rows[2] = {w, (const uint8_t *)w + (nw > 1 ? w_bytes : 0)};
-    __m256 acc[3][4];
-    for (size_t p = 0; p < nx * nw; p++)
-        for (size_t a = 0; a < 4; a++) acc[p][a] = _mm256_setzero_ps();
+    size_t whole = n / LANES * LANES;
+    __m256 acc[2][4];
+    for (size_t j = 0; j < nw; j++)
+        for (size_t a = 0; a < 4; a++) acc[j][a] = _mm256_setzero_ps();
     for (size_t i = 0; i < whole; i += LANES) {
+        /* A single input row reads its weights from memory: fetch the rows after these into the second level cache.
+         * The hardware stops at each page, which rows are about as long as. */
+        for (size_t j = 0; j < nw; j++)
+            _mm_prefetch((const char *)((uintptr_t)rows[j] + nw * w_bytes + i * (bf16 ? 2 : 4)), _MM_HINT_T1);
         for (size_t a = 0; a < 4; a++) {
-            for (size_t j = 0; j < nw; j++) {
-                __m256 weight = load_weight(rows[j], i + a * V, bf16);
+            __m256 value = _mm256_loadu_ps(x + i + a * V);
+            for (size_t j = 0; j < nw; j++)
+                acc[j][a] = _mm256_fmadd_ps(value, load_weight(rows[j], i + a * V, bf16), acc[j][a]);
+        }
+    }
+    for (size_t j = 0; j < nw; j++) {
+        if (whole < n) dot_tail(acc[j], x, rows[j], whole, n, bf16);
+        out[j] = butterfly(acc[j]);
+    }
+}
+
+INLINE void rows_single(float *out, const float *x, const void *w, size_t w_bytes, size_t nw, size_t n, bool bf16) {
+    size_t j = 0;
+    for (; j + 2 <= nw; j += 2) dot_single(out + j, x, (const uint8_t *)w + j * w_bytes, w_bytes, 2, n, bf16);
+    if (j < nw) dot_single(out + j, x, (const uint8_t *)w + j * w_bytes, w_bytes, 1, n, bf16);
+}
+
+/* Several input rows: X_ROWS at a time against W_TILE weight rows, in pieces of K_PIECE inputs that stay in the first
+ * level cache; the partial sums of the tile wait in memory between pieces. */
+enum { X_ROWS = 3, W_TILE = 16, K_PIECE = 1024 };
+
+/* Inputs [first, last) of nx input rows times nw weight rows.  Half of the partial sums at a time, so that the sums of
+ * 3 x 2 products fit the registers. */
+INLINE void dot_piece(__m256 part[2][X_ROWS][4], const float *x, size_t x_stride, size_t nx, const uint8_t *w,
+                      size_t w_bytes, size_t nw, size_t first, size_t last, bool bf16) {
+    const void *rows[2] = {w, w + (nw > 1 ? w_bytes : 0)};
+    for (size_t half = 0; half < 4; half += 2) {
+        __m256 acc[2][X_ROWS][2];
+        for (size_t j = 0; j < nw; j++)
+            for (size_t r = 0; r < nx; r++)
+                for (size_t a = 0; a < 2; a++) acc[j][r][a] = part[j][r][half + a];
+        for (size_t i = first + half * V; i < last; i += LANES) {
+            for (size_t j = 0; half == 0 && j < nw; j++) /* the piece of the rows that come next */
+                _mm_prefetch((const char *)((uintptr_t)rows[j] + nw * w_bytes + i * (bf16 ? 2 : 4)), _MM_HINT_T1);
+            for (size_t a = 0; a < 2; a++) {
+                __m256 weight[2];
+                for (size_t j = 0; j < nw; j++) weight[j] = load_weight(rows[j], i + a * V, bf16);
                 for (size_t r = 0; r < nx; r++) {
                     __m256 value = _mm256_loadu_ps(x + r * x_stride + i + a * V);
-                    acc[r * nw + j][a] = _mm256_fmadd_ps(value, weight, acc[r * nw + j][a]);
+                    for (size_t j = 0; j < nw; j++) acc[j][r][a] = _mm256_fmadd_ps(value, weight[j], acc[j][r][a]);
                 }
             }
         }
+        for (size_t j = 0; j < nw; j++)
+            for (size_t r = 0; r < nx; r++)
+                for (size_t a = 0; a < 2; a++) part[j][r][half + a] = acc[j][r][a];
     }
-    for (size_t r = 0; r < nx; r++) {
-        for (size_t j = 0; j < nw; j++) {
-            if (whole < n) dot_tail(acc[r * nw + j], x + r * x_stride, rows[j], whole, n, bf16);
-            out[r * out_stride + j] = butterfly(acc[r * nw + j]);
+}
+
+/* nx input rows times nw <= W_TILE weight rows. */
+INLINE void dot_tile(float *out, size_t out_stride, const float *x, size_t x_stride, size_t nx, const uint8_t *w,
+                     size_t w_bytes, size_t nw, size_t n, bool bf16) {
+    __m256 part[W_TILE][X_ROWS][4];
+    size_t whole = n / LANES * LANES;
+    for (size_t j = 0; j < nw; j++)
+        for (size_t r = 0; r < nx; r++)
+            for (size_t a = 0; a < 4; a++) part[j][r][a] = _mm256_setzero_ps();
+    for (size_t first = 0; first < whole; first += K_PIECE) {
+        size_t last = whole - first < K_PIECE ? whole : first + K_PIECE, j = 0;
+        for (; j + 2 <= nw; j += 2)
+            dot_piece(part + j, x, x_stride, nx, w + j * w_bytes, w_bytes, 2, first, last, bf16);
+        if (j < nw) dot_piece(part + j, x, x_stride, nx, w + j * w_bytes, w_bytes, 1, first, last, bf16);
+    }
+    for (size_t j = 0; j < nw; j++) {
+        for (size_t r = 0; r < nx; r++) {
+            if (whole < n) dot_tail(part[j][r], x + r * x_stride, w + j * w_bytes, whole, n, bf16);
+            out[r * out_stride + j] = butterfly(part[j][r]);
         }
     }
 }
 
-/* One input row shares its loads between two weight rows; several share each weight row's. */
 INLINE void rows_any(float *out, size_t out_stride, const float *x, size_t x_stride, size_t nx, const void *w,
                      size_t w_stride, size_t nw, size_t n, bool bf16) {
-    size_t w_bytes = w_stride * (bf16 ? sizeof(uint16_t) : sizeof(float)), j = 0;
-    if (nx == 1)
-        for (; j + 2 <= nw; j += 2)
-            dot_block(out + j, out_stride, x, x_stride, 1, (const uint8_t *)w + j * w_bytes, w_stride, 2, n, bf16);
-    for (; j < nw; j++) {
-        const void *row = (const uint8_t *)w + j * w_bytes;
+    size_t w_bytes = w_stride * (bf16 ? sizeof(uint16_t) : sizeof(float));
+    if (nx == 1) {
+        rows_single(out, x, w, w_bytes, nw, n, bf16);
+        return;
+    }
+    for (size_t j = 0; j < nw; j += W_TILE) {
+        size_t count = nw - j < W_TILE ? nw - j : W_TILE;
+        const uint8_t *tile = (const uint8_t *)w + j * w_bytes;
         for (size_t i = 0; i < nx;) {
-            size_t left = nx - i;
+            size_t left = nx - i, take = left == 1 ? 1 : left == 2 || left == 4 ? 2 : X_ROWS;
             const float *xi = x + i * x_stride;
             float *to = out + i * out_stride + j;
-            if (left == 3 || left > 4) {
-                dot_block(to, out_stride, xi, x_stride, 3, row, w_stride, 1, n, bf16);
-                i += 3;
-            } else if (left == 1) {
-                dot_block(to, out_stride, xi, x_stride, 1, row, w_stride, 1, n, bf16);
-                i += 1;
-            } else {
-                dot_block(to, out_stride, xi, x_stride, 2, row, w_stride, 1, n, bf16);
-                i += 2;
-            }
+            if (take == 1)
+                rows_single(to, xi, tile, w_bytes, count, n, bf16);
+            else if (take == 2)
+                dot_tile(to, out_stride, xi, x_stride, 2, tile, w_bytes, count, n, bf16);
+            else
+                dot_tile(to, out_stride, xi, x_stride, X_ROWS, tile, w_bytes, count, n, bf16);
+            i += take;
         }
     }
 }
@@ -107,14 +162,14 @@ static void avx2_rows_f32(float *out, size_t out_stride, const float *x, size_t 
     rows_any(out, out_stride, x, x_stride, nx, w, w_stride, nw, n, false);
 }
 
-static void avx2_rows_bf16(float *out, size_t out_stride, const float *x, size_t x_stride, size_t nx,
-                           const uint16_t *w, size_t w_stride, size_t nw, size_t n) {
+static void avx2_rows_bf16(float *out, size_t out_stride, const float *x, size_t x_stride, size_t nx, const uint16_t *w,
+                           size_t w_stride, size_t nw, size_t n) {
     rows_any(out, out_stride, x, x_stride, nx, w, w_stride, nw, n, true);
 }
 
 static float avx2_dot(const float *x, const float *y, size_t n) {
     float out;
-    dot_block(&out, 1, x, 0, 1, y, 0, 1, n, false);
+    dot_single(&out, x, y, 0, 1, n, false);
     return out;
 }
 
@@ -258,8 +313,8 @@ INLINE void block8_q8(float *out, size_t out_stride, const ms_cpu_q8 *x, size_t 
         }
         __m256 ws = _mm256_loadu_ps(scales + (size_t)g * V);
         for (size_t i = 0; i < nx; i++)
-            p[i][g % 4] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[i]), _mm256_mul_ps(ws, _mm256_set1_ps(xs[i][g])),
-                                          p[i][g % 4]);
+            p[i][g % 4] =
+                _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[i]), _mm256_mul_ps(ws, _mm256_set1_ps(xs[i][g])), p[i][g % 4]);
     }
     for (size_t i = 0; i < nx; i++) _mm256_storeu_ps(out + i * out_stride, sum4(p[i]));
 }
@@ -368,8 +423,8 @@ INLINE void tile_rows(float *out, size_t out_stride, const ms_cpu_q8 *x, size_t 
             __m256 ws = half_scales(scales + (size_t)g * MX_TILE + o * V);
             for (size_t i = 0; i < nx; i++) {
                 __m256i dots = _mm256_sub_epi32(row_dots(low, high, even[i], odd[i]), offset[i]);
-                p[i][o][g % 4] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots),
-                                                 _mm256_mul_ps(ws, _mm256_set1_ps(xs[i][g])), p[i][o][g % 4]);
+                p[i][o][g % 4] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), _mm256_mul_ps(ws, _mm256_set1_ps(xs[i][g])),
+                                                 p[i][o][g % 4]);
             }
         }
     }
@@ -451,7 +506,8 @@ INLINE __m256 exp8(__m256 x) {
     const __m256 shift = _mm256_set1_ps(MS_EXP_SHIFT);
     __m256 t = _mm256_fmadd_ps(x, _mm256_set1_ps(MS_EXP_LOG2E), shift);
     __m256 k = _mm256_sub_ps(t, shift);
-    __m256 r = _mm256_fmadd_ps(k, _mm256_set1_ps(-MS_EXP_LN2_LO), _mm256_fmadd_ps(k, _mm256_set1_ps(-MS_EXP_LN2_HI), x));
+    __m256 r =
+        _mm256_fmadd_ps(k, _mm256_set1_ps(-MS_EXP_LN2_LO), _mm256_fmadd_ps(k, _mm256_set1_ps(-MS_EXP_LN2_HI), x));
     __m256 p = _mm256_set1_ps(MS_EXP_C0);
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(MS_EXP_C1));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(MS_EXP_C2));
@@ -607,8 +663,10 @@ static void kda_columns16(const ms_cpu_kda_run *run) {
 }
 
 static void avx2_kda_columns(const ms_cpu_kda_run *run, size_t columns) {
-    if (columns == MS_CPU_KDA_COLUMNS && run->tokens) kda_columns16(run);
-    else loop_kda_columns(run, columns);
+    if (columns == MS_CPU_KDA_COLUMNS && run->tokens)
+        kda_columns16(run);
+    else
+        loop_kda_columns(run, columns);
 }
 
 const ms_cpu_kernels ms_cpu_kernels_avx2 = {

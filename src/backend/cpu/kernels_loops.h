@@ -82,9 +82,9 @@ static void loop_kda_columns(const ms_cpu_kda_run *run, size_t columns) {
     for (size_t t = 0; t < run->tokens; t++) loop_kda_token(run, t, columns);
 }
 
-#define MS_CPU_KERNELS_LOOPS                                                                       \
-    .add = loop_add, .scale = loop_scale, .scale_mul = loop_scale_mul, .axpy = loop_axpy,          \
-    .fma_rows = loop_fma_rows, .merge = loop_merge, .divide = loop_divide, .to_bf16 = loop_to_bf16, \
-    .from_bf16 = loop_from_bf16, .round_bf16 = loop_round_bf16
+#define MS_CPU_KERNELS_LOOPS                                                                                           \
+    .add = loop_add, .scale = loop_scale, .scale_mul = loop_scale_mul, .axpy = loop_axpy, .fma_rows = loop_fma_rows,   \
+    .merge = loop_merge, .divide = loop_divide, .to_bf16 = loop_to_bf16, .from_bf16 = loop_from_bf16,                  \
+    .round_bf16 = loop_round_bf16
 
 #endif

@@ -193,7 +193,8 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
                    part(p, l, K3_DENSE_DOWN), act);
         return MS_OK;
     }
-    const ms_moe moe = {.dim = c->hidden,
+    const ms_moe moe = {.layer = l,
+                        .dim = c->hidden,
                         .experts = c->experts,
                         .shape = k3_expert_shape(c),
                         .router = {.gate = part(p, l, K3_ROUTER),

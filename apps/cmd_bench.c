@@ -1,0 +1,37 @@
+/* cmd_bench.c: `moonshine bench`: picks the measurement. */
+#include <stdio.h>
+#include <string.h>
+
+#include "bench.h"
+#include "command.h"
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *about;
+} measurements[] = {
+    {"quality", ms_bench_quality, "greedy tokens of a set of chat requests against the recorded ones"},
+};
+enum { MEASUREMENTS = sizeof measurements / sizeof measurements[0] };
+
+static void usage(FILE *out) {
+    fputs("usage: moonshine bench MEASUREMENT [arguments]\n\nmeasurements:\n", out);
+    for (size_t i = 0; i < MEASUREMENTS; i++) fprintf(out, "  %-8s %s\n", measurements[i].name, measurements[i].about);
+    fputs("\nmoonshine bench MEASUREMENT --help describes one.\n", out);
+}
+
+int ms_command_bench(int argc, char **argv) {
+    if (argc < 2) {
+        usage(stderr);
+        return 2;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        usage(stdout);
+        return ms_command_finish("moonshine bench");
+    }
+    for (size_t i = 0; i < MEASUREMENTS; i++)
+        if (!strcmp(argv[1], measurements[i].name)) return measurements[i].run(argc - 1, argv + 1);
+    fprintf(stderr, "moonshine bench: unknown measurement '%s'\n", argv[1]);
+    usage(stderr);
+    return 2;
+}
