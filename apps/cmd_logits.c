@@ -1,4 +1,5 @@
 /* cmd_logits.c: `moonshine logits`: what the model computes for given ids, in numbers. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -68,14 +69,15 @@ static ms_status read_stdin(char **data, ms_error *err) {
     ms_text t = {0};
     char piece[65536];
     size_t n;
-    while ((n = fread(piece, 1, sizeof piece, stdin)) > 0 && t.len < MAX_IDS_FILE) ms_text_append(&t, piece, n);
+    while (t.len <= MAX_IDS_FILE && (n = fread(piece, 1, sizeof piece, stdin)) > 0) ms_text_append(&t, piece, n);
+    ms_status st = ferror(stdin) ? ms_fail_errno(err, MS_ERR_IO, errno, "standard input") : MS_OK;
+    if (t.len > MAX_IDS_FILE)
+        st = ms_fail(err, MS_ERR_FORMAT, "standard input: expected at most %d bytes, found more", MAX_IDS_FILE);
     ms_text_append(&t, "", 0);
-    if (t.failed) {
-        ms_text_free(&t);
-        return ms_fail_memory(err, "standard input", t.len);
-    }
-    *data = t.data;
-    return MS_OK;
+    if (t.failed) st = ms_fail_memory(err, "standard input", t.len);
+    if (st == MS_OK) *data = t.data;
+    else ms_text_free(&t);
+    return st;
 }
 
 static ms_status get_ids(const logits_flags *f, ms_ids *out, ms_error *err) {

@@ -179,6 +179,7 @@ static int run_lines(answer_fn *fn, const ms_text_model *m, const char *program)
         ms_text_puts(&out, "\n");
         if (out.data) (void)fwrite(out.data, 1, out.len, stdout);
         ms_text_free(&out);
+        if (fflush(stdout) != 0) break; /* each answer goes out before the next question: the asker may wait for it */
     }
     bool read_failed = ferror(stdin) != 0;
     free(line);

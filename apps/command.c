@@ -1,10 +1,16 @@
 #include "command.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+enum { EXIT_CLOSED = 141 }; /* what a shell shows for a program that SIGPIPE ended */
 
 static const char *const precisions[] = {"fast", "reference", NULL};
 static const char *const formats[] = {"q8", "bf16", NULL};
@@ -59,6 +65,14 @@ ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *mod
     return o;
 }
 
+void ms_command_begin(void) {
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN);
+    /* Takes the free numbers up to 2: reading or writing there then fails, as it would have. */
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+}
+
 int ms_command_parse(const ms_option_set *set, int argc, char **argv, ms_option_result *result) {
     ms_error err;
     if (ms_options_parse(set, argc, argv, result, &err) != MS_OK) return ms_command_fail(set->program, &err);
@@ -80,9 +94,17 @@ int ms_command_fail(const char *program, const ms_error *err) {
     return err->code == MS_ERR_NO_FIT ? 3 : 1;
 }
 
+static bool pipe_is_closed(int fd) {
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLERR) != 0;
+}
+
 int ms_command_finish(const char *program) {
+    errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
-    fprintf(stderr, "%s: standard output: %s\n", program, strerror(errno));
+    int cause = errno; /* 0: an earlier write failed */
+    if (cause == EPIPE || (cause == 0 && pipe_is_closed(STDOUT_FILENO))) return EXIT_CLOSED;
+    fprintf(stderr, "%s: standard output: %s\n", program, strerror(cause ? cause : EIO));
     return 1;
 }
 

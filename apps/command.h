@@ -1,7 +1,7 @@
 /* command.h: the subcommands of `moonshine` and what they share.
  *
  * A command gets its own argv (argv[0] is its name) and returns the exit code: 0 success, 1 the work failed,
- * 2 wrong usage, 3 refused because it does not fit.
+ * 2 wrong usage, 3 refused because it does not fit, 141 standard output was closed.
  */
 #ifndef MS_APPS_COMMAND_H
 #define MS_APPS_COMMAND_H
@@ -31,11 +31,14 @@ extern const size_t ms_model_option_count;
 ms_model_flags ms_model_flags_default(void);
 ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *model);
 
+/* First of all in main.  A closed pipe or a full file shows as a failed write, so that what was begun is cleaned up; a missing
+ * standard stream stays an error instead of becoming whatever file is opened next. */
+void ms_command_begin(void);
 /* Parses; prints help or version.  Returns -1 to go on, else the exit code. */
 int ms_command_parse(const ms_option_set *set, int argc, char **argv, ms_option_result *result);
 /* Prints "program: message" to stderr and gives the exit code of the error. */
 int ms_command_fail(const char *program, const ms_error *err);
-/* Flushes standard output; a write error there is exit code 1 with a message. */
+/* Flushes standard output.  A write error there is exit code 1 with a message, a closed pipe 141 without one. */
 int ms_command_finish(const char *program);
 /* The MODEL argument or MOONSHINE_MODEL; NULL after a message when neither is given. */
 const char *ms_command_model(const char *program, const ms_option_result *result, size_t index);

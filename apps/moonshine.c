@@ -1,5 +1,4 @@
 /* moonshine: plan, check and inspect checkpoints. */
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -28,6 +27,7 @@ static void usage(FILE *out) {
 }
 
 int main(int argc, char **argv) {
+    ms_command_begin();
     if (argc < 2) {
         usage(stderr);
         return 2;

@@ -8,9 +8,13 @@
 #include "session/loader.h"
 #include "session/session_internal.h"
 
-/* Code, libraries, stacks, heap slack and the text tables of a program that serves one model: 9 MB measured with the small
- * checkpoint (resident set less the planned buffers), rounded up. */
-#define PROCESS_BASE_BYTES (12ull << 20)
+/* Code, libraries and heap slack: a chat program with one thread and a small vocabulary peaks (VmHWM) 3.3 MB above its
+ * planned buffers; other C libraries may need more. */
+#define PROCESS_BASE_BYTES (6ull << 20)
+/* A rank file and what is made of it: about 17 bytes an id, twice, an offset of 4 and up to four hash slots of 8. */
+enum { TEXT_BYTES_PER_ID = 72 };
+/* A pool thread's touched stack and bookkeeping: 13 KB measured with 256 threads. */
+enum { THREAD_BYTES = 32 << 10 };
 enum { DEFAULT_SLOTS = 32, DEFAULT_STAGING = 16, DEFAULT_RANGE = 512, DEFAULT_CONTEXT = 8192, MAX_RANGE = 1 << 20 };
 #define LOGIT_BATCH_BYTES (4ull << 20)
 enum { DIRECTORY_NAME_BYTES = 96 }; /* longer than the average tensor name of any lane */
@@ -141,11 +145,13 @@ static void plan_experts(ledger *l, const ms_model *m, const ms_engine_options *
     add(l, g_staging, "expert scratch slots", ms_expert_scratch_bytes_total(&m->experts, &eo));
 }
 
-static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *o) {
+static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *o, unsigned threads) {
     ms_expert_service_options eo = {.slots = o->experts};
     add(l, g_process, "expert tables", ms_expert_table_bytes_total(&m->experts, &eo));
     add(l, g_process, "tensor directory",
         ms_checkpoint_tensor_count(m->checkpoint) * (sizeof(ms_tensor) + DIRECTORY_NAME_BYTES));
+    add(l, g_process, "text tables", (uint64_t)m->info.vocab * TEXT_BYTES_PER_ID);
+    add(l, g_process, "threads", (uint64_t)threads * THREAD_BYTES);
     add(l, g_process, "program", PROCESS_BASE_BYTES);
 }
 
@@ -168,9 +174,10 @@ static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o,
     plan_experts(&l, m, o);
     if (st == MS_OK) st = plan_state(&l, m, o, err);
     if (st == MS_OK) st = plan_workspace(&l, m, o, be, err);
+    unsigned threads = be->threads;
     be->destroy(be);
     if (st != MS_OK) return st;
-    plan_process(&l, m, o);
+    plan_process(&l, m, o, threads);
     if (l.failed) return ms_fail_memory(err, "plan", 0);
     return MS_OK;
 }

@@ -5,7 +5,6 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <locale.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -191,23 +190,6 @@ static void numbers(void **state) {
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) expect_number(pairs[i][0], pairs[i][1]);
 }
 
-/* Where a comma locale is installed, nothing changes under it. */
-static void numbers_ignore_the_locale(void **state) {
-    (void)state;
-    static const char *const names[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "de_DE.utf8", "de_DE"};
-    bool found = false;
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && !found; i++) found = setlocale(LC_ALL, names[i]) != NULL;
-    if (!found) skip();
-    expect_number("15e-1", "1.5");
-    expect_number("0.1", "0.1");
-    double d;
-    ms_json_doc *doc = parse("2.5", NULL);
-    assert_true(ms_json_double(ms_json_root(doc), &d));
-    assert_true(d == 2.5);
-    ms_json_free(doc);
-    (void)setlocale(LC_ALL, "C");
-}
-
 static void expect_written(const char *text, const ms_json_style *style, const char *want) {
     ms_json_doc *doc = parse(text, NULL);
     ms_text t = {0};
@@ -259,7 +241,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_and_spans), cmocka_unit_test(strings),     cmocka_unit_test(refusals),
         cmocka_unit_test(limits),           cmocka_unit_test(typed_reads), cmocka_unit_test(numbers),
-        cmocka_unit_test(numbers_ignore_the_locale), cmocka_unit_test(styles), cmocka_unit_test(text_buffer),
+        cmocka_unit_test(styles), cmocka_unit_test(text_buffer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

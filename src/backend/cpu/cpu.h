@@ -55,7 +55,7 @@ typedef struct cpu_backend {
     ms_expert_shape experts_shape;
 } cpu_backend;
 
-/* Input rows of products, as f32 and, when has_q, quantised in groups of 128. */
+/* Input rows of products, as f32 and, for products that read int8, quantised in groups of 128. */
 typedef struct cpu_input {
     const float *x;
     size_t x_stride;

@@ -21,7 +21,7 @@
   #include <cuda_runtime.h>
 #else
   #define GPU_EMU 1
-  #include "gpu_emu.h"
+  #include "backend/gpu/gpu_emu.h"
 #endif
 
 #define GPU_WAVE 32

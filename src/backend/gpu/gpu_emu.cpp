@@ -1,6 +1,6 @@
 // gpu_emu.cpp - compile this file WITHOUT -fsanitize=thread, also when the kernels have it: it tells
 // the race detector by hand what orders what (launch, gpu_sync, gpu_fence; a shuffle orders nothing).
-#include "gpu_emu.h"
+#include "backend/gpu/gpu_emu.h"
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -63,7 +63,7 @@ static char fence_token;
             b->cur->tid, b->done, b->at_sync);
     for (unsigned w = 0; w < (b->c.nt + WAVE - 1) / WAVE; w++)
         if (b->at_wave[w]) fprintf(stderr, "gpu_emu:   wave %u has %u lanes at a wave operation\n", w, b->at_wave[w]);
-    abort();
+    __builtin_trap();
 }
 
 // ---- fiber switch
@@ -116,7 +116,7 @@ static void make_fibers(Block *b, unsigned n) {
         Fiber *f = &b->f[b->made];
         f->tid = b->made;
         char *m = (char *)mmap(0, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (m == MAP_FAILED || mprotect(m, 4096, PROT_NONE)) { perror("gpu_emu: stack"); abort(); }
+        if (m == MAP_FAILED || mprotect(m, 4096, PROT_NONE)) { perror("gpu_emu: stack"); __builtin_trap(); }
         f->stack = m + 4096;
         f->size = STACK - 4096;
         f->tsan = TSAN ? __tsan_create_fiber(0) : nullptr;
@@ -204,7 +204,7 @@ static void run_block(Block *b, unsigned i, uint64_t seed) {
 static std::mutex pool_lock;
 static std::vector<Block *> &pool = *new std::vector<Block *>;   // kept for the life of the program
 void gpu_emu_launch(gpuDim3 g, gpuDim3 blk, const std::function<void()> &fn) {
-    if (blk.y != 1 || blk.z != 1 || g.z != 1 || !blk.x || blk.x > MAXT || blk.x % WAVE) { fprintf(stderr, "gpu_emu: bad launch\n"); abort(); }
+    if (blk.y != 1 || blk.z != 1 || g.z != 1 || !blk.x || blk.x > MAXT || blk.x % WAVE) { fprintf(stderr, "gpu_emu: bad launch\n"); __builtin_trap(); }
     const char *ws = getenv("GPU_EMU_WORKERS"), *ss = getenv("GPU_EMU_SEED");
     unsigned total = g.x * g.y, workers = ws ? (unsigned)atoi(ws) : std::thread::hardware_concurrency();
     uint64_t seed = ss ? strtoull(ss, 0, 10) * 1000003 : 1;

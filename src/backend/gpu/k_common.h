@@ -9,9 +9,10 @@
 //   BF16  rows == 1: plain.  Else row-major rows of `cols` elements in which each full block of 256 columns is stored
 //         transposed, column 32 * t + l of the block at l * 8 + t: the 8 values that lane l of dot32 needs are 16 bytes.
 //         The columns after the last full block are plain.  k_bf16_at() gives the place of a column in its row.
-//   Q8    data row-major [rows][cols] int8, scales [rows][ceil(cols / 128)].
+//   Q8    data row-major int8, rows k_q8_stride(cols) bytes apart, zeros behind a row; scales in blocks of 8 rows as in
+//         src/quant/q8.h: [block][group][row of the block].
 #pragma once
-#include "gpu.h"
+#include "backend/gpu/gpu.h"
 
 #if GPU_HIP || GPU_CUDA
   #define K_BOTH static __host__ __device__ __forceinline__
@@ -23,6 +24,14 @@ enum { K_Q8_GROUP = 128, K_BF16_BLOCK = 256, K_MX_GROUP = 32, K_MX_BYTES = 16, K
 
 K_BOTH uint32_t k_ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
 K_BOTH uint32_t k_q8_groups(uint32_t cols) { return k_ceil_div(cols, K_Q8_GROUP); }
+
+K_BOTH size_t k_q8_stride(uint32_t cols) { return ((size_t)cols + 15) / 16 * 16; }
+
+// Index of the scale of group g of row r; the last block may have fewer than 8 rows.
+K_BOTH size_t k_q8_scale_at(uint32_t rows, uint32_t groups, uint32_t r, uint32_t g) {
+    uint32_t first = r / 8 * 8, in_block = rows - first < 8 ? rows - first : 8;
+    return (size_t)first * groups + (size_t)g * in_block + (r - first);
+}
 
 // Place of column `col` within its row of a BF16 weight; see the head of this file.
 K_BOTH size_t k_bf16_at(uint32_t rows, uint32_t cols, uint32_t col) {

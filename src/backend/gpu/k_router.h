@@ -1,0 +1,124 @@
+// k_router.h - the choice of experts from the gate's products (docs/numerics.md, section 4).
+//
+// Owns: nothing.  One block a row.  A row with a choice that is not finite gets ids 0.. with weight 0 and lowers *bad.
+#pragma once
+#include "backend/gpu/k_common.h"
+
+enum { K_ROUTER_BLOCK = 256, K_ROUTER_WAVES = K_ROUTER_BLOCK / GPU_WAVE, K_ROUTER_TOP = 1024 };
+
+typedef struct k_router_args {
+    uint32_t *ids;     // [n][top_k]
+    float *weights;    // [n][top_k]
+    float *score;      // [n][experts]: gate products, overwritten by their sigmoids
+    const float *bias; // [experts]
+    uint32_t n, experts, top_k; // 0 < top_k <= experts, top_k <= K_ROUTER_TOP
+    uint32_t renormalize;
+    float scale;
+    uint32_t *bad;    // lowered to bad_base + row
+    uint32_t bad_base;
+} k_router_args;
+
+typedef struct k_router_shared {
+    uint32_t id[K_ROUTER_TOP];
+    float value[K_ROUTER_WAVES];
+    uint32_t best[K_ROUTER_WAVES];
+    uint32_t bad[K_ROUTER_WAVES];
+} k_router_shared;
+
+// True when choice (v, id) stands before (w, other): larger, or equal with the lower id.
+GPU_DEV bool k_router_before(float v, uint32_t id, float w, uint32_t other) { return v > w || (v == w && id < other); }
+
+// The best of the block's candidates; UINT32_MAX is no candidate.  Every thread gets it.
+GPU_DEV void k_router_best(k_router_shared *sh, float *value, uint32_t *id) {
+    GPU_UNROLL
+    for (int m = GPU_WAVE / 2; m; m >>= 1) {
+        float v = gpu_shfl_xor(*value, m);
+        uint32_t other = gpu_shfl_xor_u32(*id, m);
+        bool take = other != 0xffffffffu && (*id == 0xffffffffu || k_router_before(v, other, *value, *id));
+        *value = take ? v : *value;
+        *id = take ? other : *id;
+    }
+    if (gpu_lane() == 0) {
+        sh->value[gpu_wave()] = *value;
+        sh->best[gpu_wave()] = *id;
+    }
+    gpu_sync();
+    *value = sh->value[0];
+    *id = sh->best[0];
+    for (int w = 1; w < K_ROUTER_WAVES; w++) {
+        bool take = sh->best[w] != 0xffffffffu &&
+                    (*id == 0xffffffffu || k_router_before(sh->value[w], sh->best[w], *value, *id));
+        *value = take ? sh->value[w] : *value;
+        *id = take ? sh->best[w] : *id;
+    }
+    gpu_sync();
+}
+
+// Sorts the picked ids and weighs them.
+GPU_DEV void k_router_write(const k_router_args *a, const k_router_shared *sh, const float *score, uint32_t *ids,
+                            float *weights) {
+    for (uint32_t i = gpu_tid(); i < a->top_k; i += K_ROUTER_BLOCK) {
+        uint32_t rank = 0;
+        for (uint32_t j = 0; j < a->top_k; j++) rank += sh->id[j] < sh->id[i];
+        ids[rank] = sh->id[i];
+    }
+    gpu_sync();
+    float l = 0.0f;
+    for (uint32_t i = 0; i < a->top_k; i++) l = l + score[ids[i]];
+    l = l + 1e-20f;
+    for (uint32_t i = gpu_tid(); i < a->top_k; i += K_ROUTER_BLOCK) {
+        float w = score[ids[i]];
+        weights[i] = (a->renormalize ? w / l : w) * a->scale;
+    }
+}
+
+GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router(k_router_args a) {
+    GPU_SHARED(k_router_shared, sh);
+    const size_t row = gpu_bx();
+    float *score = a.score + row * a.experts;
+    uint32_t *ids = a.ids + row * a.top_k;
+    float *weights = a.weights + row * a.top_k;
+    bool bad = false;
+    for (uint32_t e = gpu_tid(); e < a.experts; e += K_ROUTER_BLOCK) {
+        score[e] = k_sigmoid(score[e]);
+        bad = bad || !k_finite(score[e] + a.bias[e]);
+    }
+    uint32_t in_wave = gpu_ballot(bad);
+    if (gpu_lane() == 0) sh.bad[gpu_wave()] = in_wave;
+    gpu_sync();
+    bad = false;
+    for (int w = 0; w < K_ROUTER_WAVES; w++) bad = bad || sh.bad[w] != 0;
+    if (bad) {
+        for (uint32_t i = gpu_tid(); i < a.top_k; i += K_ROUTER_BLOCK) {
+            ids[i] = i;
+            weights[i] = 0.0f;
+        }
+        if (gpu_tid() == 0) (void)gpu_atomic_min(a.bad, a.bad_base + (uint32_t)row);
+        return;
+    }
+    // Each pick is the first choice behind the pick before it.
+    float last = 0.0f;
+    uint32_t last_id = 0xffffffffu;
+    for (uint32_t pick = 0; pick < a.top_k; pick++) {
+        float value = 0.0f;
+        uint32_t id = 0xffffffffu;
+        for (uint32_t e = gpu_tid(); e < a.experts; e += K_ROUTER_BLOCK) {
+            float v = score[e] + a.bias[e];
+            bool left = last_id == 0xffffffffu || k_router_before(last, last_id, v, e);
+            if (left && (id == 0xffffffffu || k_router_before(v, e, value, id))) {
+                value = v;
+                id = e;
+            }
+        }
+        k_router_best(&sh, &value, &id);
+        last = value;
+        last_id = id;
+        if (gpu_tid() == 0) sh.id[pick] = id;
+    }
+    gpu_sync();
+    k_router_write(&a, &sh, score, ids, weights);
+}
+
+static void k_router(gpuStream_t stream, const k_router_args *a) {
+    if (a->n) GPU_LAUNCH(kern_router, a->n, K_ROUTER_BLOCK, stream, *a);
+}
