@@ -33,13 +33,25 @@ enum { RECORD_TOKENS = 64 };
 
 #define FIELD(f) offsetof(quality_flags, f)
 static const ms_option options[] = {
-    {.name = "set", .type = MS_OPTION_STRING, .offset = FIELD(set), .arg = "FILE",
+    {.name = "set",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(set),
+     .arg = "FILE",
      .help = "Chat requests and expected tokens, JSON lines."},
-    {.name = "record", .type = MS_OPTION_FLAG, .offset = FIELD(record),
+    {.name = "record",
+     .type = MS_OPTION_FLAG,
+     .offset = FIELD(record),
      .help = "Write what the model answers into FILE; needs --precision reference --static bf16."},
-    {.name = "max-tokens", .type = MS_OPTION_U32, .offset = FIELD(max_tokens), .arg = "N", .min = 1, .max = 65536,
+    {.name = "max-tokens",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(max_tokens),
+     .arg = "N",
+     .min = 1,
+     .max = 65536,
      .help = "Most tokens of an answer (default: 64 when recording, else as many as were recorded)."},
-    {.name = "against-reference", .type = MS_OPTION_FLAG, .offset = FIELD(against),
+    {.name = "against-reference",
+     .type = MS_OPTION_FLAG,
+     .offset = FIELD(against),
      .help = "Evaluate each prompt on a second engine in reference precision and print the error of its last logits."},
     {.name = "json", .type = MS_OPTION_FLAG, .offset = FIELD(json), .help = "Print the report as JSON."},
 };
@@ -208,8 +220,8 @@ static void write_counts(ms_text *t, const sums *s) {
 }
 
 static void write_rate(ms_text *t, const char *name, size_t tokens, uint64_t ns) {
-    ms_text_printf(t, ",\"%s\":{\"tokens\":%zu,\"seconds\":%.6f,\"tokens_per_second\":%.3f}", name, tokens, (double)ns / 1e9,
-                   rate(tokens, ns));
+    ms_text_printf(t, ",\"%s\":{\"tokens\":%zu,\"seconds\":%.6f,\"tokens_per_second\":%.3f}", name, tokens,
+                   (double)ns / 1e9, rate(tokens, ns));
 }
 
 static void report_json(const quality_run *r, ms_text *t) {
@@ -217,7 +229,9 @@ static void report_json(const quality_run *r, ms_text *t) {
     sums all = add_up(r, NULL);
     ms_text_puts(t, "{\"set\":");
     json_string(t, r->flags->set);
-    ms_text_printf(t, ",\"lane\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"precision\":\"%s\",\"static\":\"%s\",\"recorded\":%s,",
+    ms_text_printf(t,
+                   ",\"lane\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"precision\":\"%s\",\"static\":\"%s\","
+                   "\"recorded\":%s,",
                    r->info.lane, r->info.kernels, r->info.threads, mf->precision ? "reference" : "fast",
                    mf->static_format ? "bf16" : "q8", r->flags->record ? "true" : "false");
     write_counts(t, &all);
@@ -237,7 +251,8 @@ static void report_json(const quality_run *r, ms_text *t) {
         if (!o->differs) continue;
         ms_text_printf(t, "%s{\"name\":", sep);
         json_string(t, r->set.items[i].name);
-        ms_text_printf(t, ",\"position\":%zu,\"expected\":%u,\"got\":%u,\"reference_margin\":", o->position, o->expected, o->got);
+        ms_text_printf(t, ",\"position\":%zu,\"expected\":%u,\"got\":%u,\"reference_margin\":", o->position,
+                       o->expected, o->got);
         ms_json_write_double(t, o->margin);
         ms_text_printf(t, ",\"tokens\":%zu,\"equal\":%zu}", o->tokens, o->equal);
         sep = ",";
@@ -260,7 +275,8 @@ static void report_json(const quality_run *r, ms_text *t) {
 
 static void report_row(const quality_run *r, ms_text *t, const char *name, const sums *s) {
     ms_text_printf(t, "%-20s %7zu %7zu %7zu", name, s->prompts, s->tokens, s->equal);
-    if (r->ref_session) ms_text_printf(t, " %11.3g %11.3g", s->relative / (double)s->prompts, s->max_abs / (double)s->prompts);
+    if (r->ref_session)
+        ms_text_printf(t, " %11.3g %11.3g", s->relative / (double)s->prompts, s->max_abs / (double)s->prompts);
     ms_text_puts(t, "\n");
 }
 
@@ -276,12 +292,14 @@ static void report_text(const quality_run *r, ms_text *t) {
     for (size_t i = 0; i < r->set.count; i++) {
         const outcome *o = &r->outcomes[i];
         if (!o->differs) continue;
-        ms_text_printf(t, "%s differs at position %zu: expected %u, got %u, reference margin %.4g, %zu of %zu tokens equal\n",
+        ms_text_printf(t,
+                       "%s differs at position %zu: expected %u, got %u, reference margin %.4g, "
+                       "%zu of %zu tokens equal\n",
                        r->set.items[i].name, o->position, o->expected, o->got, o->margin, o->equal, o->tokens);
     }
-    ms_text_printf(t, "prefill %zu tokens, %.1f/s; decode %zu tokens, %.1f/s (%s kernels, %u threads)\n", all.prompt_tokens,
-                   rate(all.prompt_tokens, all.prefill_ns), all.steps, rate(all.steps, all.decode_ns), r->info.kernels,
-                   r->info.threads);
+    ms_text_printf(t, "prefill %zu tokens, %.1f/s; decode %zu tokens, %.1f/s (%s kernels, %u threads)\n",
+                   all.prompt_tokens, rate(all.prompt_tokens, all.prefill_ns), all.steps,
+                   rate(all.steps, all.decode_ns), r->info.kernels, r->info.threads);
     if (r->ref_session)
         ms_text_printf(t, "last logits of a prompt against reference, mean: relative error %.4g, max abs %.4g\n",
                        all.relative / (double)all.prompts, all.max_abs / (double)all.prompts);
@@ -304,6 +322,7 @@ static ms_status open_engine(const quality_run *r, const ms_model_flags *flags, 
 static ms_status prepare(quality_run *r, const char *model, ms_error *err) {
     MS_TRY(ms_quality_set_load(&r->set, r->flags->set, !r->flags->record, err));
     MS_TRY(ms_text_model_open(&r->text, model, err));
+    const char *path = r->flags->set;
     size_t n = r->set.count;
     r->outcomes = calloc(n, sizeof *r->outcomes);
     r->families = calloc(n, sizeof *r->families);
@@ -313,8 +332,9 @@ static ms_status prepare(quality_run *r, const char *model, ms_error *err) {
         outcome *o = &r->outcomes[i];
         while (o->family < r->family_count && strcmp(r->families[o->family], item->family) != 0) o->family++;
         if (o->family == r->family_count) r->families[r->family_count++] = item->family;
-        if (render(r, item, &o->prompt, err) != MS_OK) return ms_error_context(err, "%s: %s: request", r->flags->set, item->name);
-        if (!o->prompt.count) return ms_fail(err, MS_ERR_FORMAT, "%s: %s: request: no tokens", r->flags->set, item->name);
+        if (render(r, item, &o->prompt, err) != MS_OK)
+            return ms_error_context(err, "%s: %s: request", path, item->name);
+        if (!o->prompt.count) return ms_fail(err, MS_ERR_FORMAT, "%s: %s: request: no tokens", path, item->name);
     }
     return MS_OK;
 }
@@ -344,8 +364,10 @@ static ms_status run(quality_run *r, const char *model, ms_error *err) {
             return ms_error_context(err, "%s: %s", r->flags->set, r->set.items[i].name);
     if (r->flags->record) MS_TRY(save(r, err));
     ms_text report = {0};
-    if (r->flags->json) report_json(r, &report);
-    else report_text(r, &report);
+    if (r->flags->json)
+        report_json(r, &report);
+    else
+        report_text(r, &report);
     if (!report.failed) (void)fwrite(report.data, 1, report.len, stdout);
     ms_status st = report.failed ? ms_fail_memory(err, "report", report.len) : MS_OK;
     ms_text_free(&report);
@@ -367,9 +389,12 @@ static void close_run(quality_run *r) {
 
 static ms_status check_flags(const quality_flags *f, const ms_model_flags *mf, ms_error *err) {
     if (!f->set) return ms_fail(err, MS_ERR_USAGE, "--set FILE is needed");
-    if (f->record && f->against) return ms_fail(err, MS_ERR_USAGE, "--record and --against-reference exclude each other");
+    if (f->record && f->against)
+        return ms_fail(err, MS_ERR_USAGE, "--record and --against-reference exclude each other");
     if (f->record && (mf->precision != MS_PRECISION_REFERENCE || mf->static_format != MS_STATIC_BF16))
-        return ms_fail(err, MS_ERR_USAGE, "--record needs --precision reference --static bf16: it writes what others are judged by");
+        return ms_fail(err, MS_ERR_USAGE,
+                       "--record needs --precision reference --static bf16: "
+                       "it writes what others are judged by");
     return MS_OK;
 }
 
@@ -382,8 +407,8 @@ int ms_bench_quality(int argc, char **argv) {
     };
     const ms_option_set set = {.program = "moonshine bench quality",
                                .synopsis = "[MODEL] --set FILE [options]",
-                               .about = "Answers a set of chat requests greedily and compares every token with the recorded one. "
-                                        "Exit code 1 when one differs.",
+                               .about = "Answers a set of chat requests greedily and compares every token with the "
+                                        "recorded one. Exit code 1 when one differs.",
                                .groups = groups,
                                .group_count = 2,
                                .max_args = 1};

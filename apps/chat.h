@@ -11,7 +11,12 @@
 
 /* Exit codes, also used as the outcome of a turn. */
 enum {
-    CHAT_OK = 0, CHAT_FAILED = 1, CHAT_USAGE = 2, CHAT_REFUSED = 3, CHAT_INTERRUPTED = 130, CHAT_CLOSED = 141,
+    CHAT_OK = 0,
+    CHAT_FAILED = 1,
+    CHAT_USAGE = 2,
+    CHAT_REFUSED = 3,
+    CHAT_INTERRUPTED = 130,
+    CHAT_CLOSED = 141,
     CHAT_TERMINATED = 143
 };
 
@@ -30,10 +35,10 @@ typedef struct chat {
     ms_stop_strings stops;
     uint64_t max_tokens;
     double load_seconds;
-    ms_text system;       /* first message of every conversation; empty: none */
-    ms_text last_user;    /* last message that was sent */
-    bool last_accepted;   /* it is part of the conversation */
-    ms_text last_stats;   /* telemetry of the last turn */
+    ms_text system;     /* first message of every conversation; empty: none */
+    ms_text last_user;  /* last message that was sent */
+    bool last_accepted; /* it is part of the conversation */
+    ms_text last_stats; /* telemetry of the last turn */
     app_progress bar;
     bool reasoning_open; /* reasoning was shown and its line is not ended yet */
 } chat;

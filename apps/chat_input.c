@@ -1,3 +1,7 @@
+/* chat_input.c: chat_input.h over libedit or plain reads.
+ *
+ * Every read waits on standard input and on the signal pipe together, so that a signal is never slept through.
+ */
 #include "chat_input.h"
 
 #include <errno.h>
@@ -17,8 +21,8 @@
 
 enum { HISTORY_LINES = 1000, PIECE_BYTES = 65536 };
 #define LINE_MAX_BYTES ((size_t)64 << 20)
-#define PASTE_BEGIN "\033[200~"
-#define PASTE_END   L"\033[201~"
+#define PASTE_BEGIN    L"\033[200~"
+#define PASTE_END      L"\033[201~"
 
 struct chat_input {
     EditLine *editor; /* NULL: a pipe */
@@ -153,8 +157,8 @@ static ms_status open_editor(chat_input *in, ms_error *err) {
     (void)el_set(in->editor, EL_PROMPT, editor_prompt);
     (void)el_set(in->editor, EL_EDITOR, "emacs");
     (void)el_set(in->editor, EL_HIST, history, in->history);
-    (void)el_set(in->editor, EL_ADDFN, "ms-paste", "insert pasted text", on_paste);
-    (void)el_set(in->editor, EL_BIND, PASTE_BEGIN, "ms-paste", NULL);
+    (void)el_wset(in->editor, EL_ADDFN, L"ms-paste", L"insert pasted text", on_paste);
+    (void)el_wset(in->editor, EL_BIND, PASTE_BEGIN, L"ms-paste", NULL);
     (void)el_source(in->editor, NULL);
     return MS_OK;
 }
@@ -162,6 +166,7 @@ static ms_status open_editor(chat_input *in, ms_error *err) {
 static chat_read edited_line(chat_input *in, ms_text *line, ms_error *err) {
     int count = 0;
     in->event = CHAT_READ_END;
+    (void)el_set(in->editor, EL_PREP_TERM, 1); /* before the prompt: what is typed at its sight is edited */
     if (in->paste_marks) (void)fputs("\033[?2004h", in->screen);
     const char *text = el_gets(in->editor, &count);
     if (in->paste_marks) (void)fputs("\033[?2004l", in->screen);
@@ -197,7 +202,8 @@ static chat_read piped_line(chat_input *in, ms_text *line, ms_error *err) {
         in->at += len + (end != NULL);
         any = true;
         if (line->len > LINE_MAX_BYTES) {
-            (void)ms_fail(err, MS_ERR_FORMAT, "standard input: expected lines of at most %zu bytes, found more", LINE_MAX_BYTES);
+            (void)ms_fail(err, MS_ERR_FORMAT, "standard input: expected lines of at most %zu bytes, found more",
+                          LINE_MAX_BYTES);
             return CHAT_READ_FAILED;
         }
         if (end) return CHAT_READ_LINE;

@@ -1,7 +1,7 @@
 /* chat_input.h: lines from a terminal, with editing and history, or from a pipe.
  *
- * Editing needs standard input and standard error to be terminals; the prompt goes to standard error.  History is kept in
- * memory and, when a path is given, written to it (mode 0600, never through a symlink) at the end.
+ * Editing needs standard input and standard error to be terminals; the prompt goes to standard error.  History is kept
+ * in memory and, when a path is given, written to it (mode 0600, never through a symlink) at the end.
  *
  * Owns: editor and history.  Threads: one.
  */

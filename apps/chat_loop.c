@@ -1,3 +1,4 @@
+/* chat_loop.c: the conversation on a terminal or a pipe, and its commands. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,9 +29,12 @@ static bool ask_line(loop *l, const char *prompt) {
         return false;
     }
     l->leave = true;
-    if (r == CHAT_READ_TERMINATE) l->code = CHAT_TERMINATED;
-    else if (r == CHAT_READ_INTERRUPT) l->code = CHAT_INTERRUPTED;
-    else if (r == CHAT_READ_FAILED) l->code = chat_fail(l->c, &err);
+    if (r == CHAT_READ_TERMINATE)
+        l->code = CHAT_TERMINATED;
+    else if (r == CHAT_READ_INTERRUPT)
+        l->code = CHAT_INTERRUPTED;
+    else if (r == CHAT_READ_FAILED)
+        l->code = chat_fail(l->c, &err);
     return false;
 }
 
@@ -72,8 +76,10 @@ static void cmd_reset(loop *l, const char *arg) {
     ms_error err;
     ms_timeline_forget(&l->c->timeline);
     ms_session_reset(l->c->session);
-    if (chat_restart(l->c, &err) != MS_OK) complain(l, &err);
-    else chat_note(l->c, "new conversation");
+    if (chat_restart(l->c, &err) != MS_OK)
+        complain(l, &err);
+    else
+        chat_note(l->c, "new conversation");
 }
 
 static void cmd_system(loop *l, const char *arg) {
@@ -92,8 +98,9 @@ static void say_mode(loop *l) {
     const ms_conversation *v = &l->c->conversation;
     const char *effort = v->mode.thinking ? v->mode.effort : "none";
     if (ms_conversation_rerenders(v)) {
-        chat_note(l->c, "thinking effort %s from the next turn; that starts a new prefix: %zu tokens are evaluated again", effort,
-                  v->ids.count);
+        chat_note(l->c,
+                  "thinking effort %s from the next turn; that starts a new prefix: %zu tokens are evaluated again",
+                  effort, v->ids.count);
     } else if (v->opaque) {
         chat_note(l->c, "thinking effort %s from the next turn; the loaded conversation stays as it is", effort);
     } else {
@@ -127,8 +134,10 @@ static void cmd_no_think(loop *l, const char *arg) {
 static void cmd_read(loop *l, const char *arg) {
     ms_error err;
     ms_text text = {0};
-    if (chat_read_file(arg, &text, &err) != MS_OK) complain(l, &err);
-    else send_message(l, text.data ? text.data : "", text.len);
+    if (chat_read_file(arg, &text, &err) != MS_OK)
+        complain(l, &err);
+    else
+        send_message(l, text.data ? text.data : "", text.len);
     ms_text_free(&text);
 }
 
@@ -151,7 +160,8 @@ static bool confirm_replay(loop *l, const ms_prompt *p) {
     size_t reused = ms_timeline_reusable(&c->timeline, p->ids.data, p->ids.count);
     size_t known = c->conversation.ids.count;
     if (!known || reused >= known) return true;
-    chat_note(c, "the state at that point is gone: %zu tokens would be evaluated again; y goes on", p->ids.count - reused);
+    chat_note(c, "the state at that point is gone: %zu tokens would be evaluated again; y goes on",
+              p->ids.count - reused);
     return ask_line(l, "[y/N] ") && (strcmp(l->line.data, "y") == 0 || strcmp(l->line.data, "Y") == 0);
 }
 
@@ -171,16 +181,20 @@ static void cmd_regen(loop *l, const char *arg) {
         complain(l, &err);
         return;
     }
-    if (confirm_replay(l, &p)) send_message(l, c->last_user.data, c->last_user.len);
-    else c->conversation = before;
+    if (confirm_replay(l, &p))
+        send_message(l, c->last_user.data, c->last_user.len);
+    else
+        c->conversation = before;
     ms_prompt_free(&p);
 }
 
 static void cmd_stats(loop *l, const char *arg) {
     (void)arg;
     const ms_text *t = &l->c->last_stats;
-    if (t->len) app_write(&l->c->err, t->data, t->len);
-    else chat_note(l->c, "no turn yet");
+    if (t->len)
+        app_write(&l->c->err, t->data, t->len);
+    else
+        chat_note(l->c, "no turn yet");
 }
 
 static void cmd_ctx(loop *l, const char *arg) {
@@ -287,7 +301,8 @@ int chat_loop(chat *c) {
     ms_error err;
     if (chat_input_open(&l.in, c->o->history, c->err.styled, &err) != MS_OK) return chat_fail(c, &err);
     if (chat_input_is_terminal(l.in) && !c->o->quiet) chat_note(c, "/help lists the commands");
-    if (!chat_input_is_terminal(l.in) && c->o->history) chat_note(c, "note: --history has no effect without a terminal");
+    if (!chat_input_is_terminal(l.in) && c->o->history)
+        chat_note(c, "note: --history has no effect without a terminal");
     while (!l.leave) one_entry(&l);
     if (chat_input_close(l.in, &err) != MS_OK) complain(&l, &err);
     ms_text_free(&l.line);

@@ -37,14 +37,15 @@ typedef struct chat_options {
     uint32_t sequential_limit;
     int range_backend;
     ms_model_flags engine;
-    /* named in the documents, not in this version */
+    /* known, but not available in this version */
     const char *url, *api_key, *schema, *decode_diagnostics;
     bool json_object;
 } chat_options;
 
 extern const char *const chat_efforts[]; /* low, medium, high, max, NULL */
 
-/* Parses and checks everything that needs no file.  Returns -1 to go on, else the exit code; messages and help are printed. */
+/* Parses and checks everything that needs no file.  Returns -1 to go on, else the exit code; messages and help are
+ * printed. */
 int chat_options_parse(chat_options *o, int argc, char **argv);
 
 /* One turn and then exit. */

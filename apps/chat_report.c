@@ -1,3 +1,5 @@
+/* chat_report.c: telemetry lines and the JSON object of a turn.  Their fields and order are stable: scripts read them.
+ */
 #include <string.h>
 
 #include "chat.h"
@@ -7,27 +9,34 @@ static double rate(double count, uint64_t ns) { return ns ? count / seconds(ns) 
 
 static const char *finish_name(ms_finish f, bool wire) {
     switch (f) {
-    case MS_FINISH_END: return wire ? "stop" : "end_of_message";
-    case MS_FINISH_LENGTH: return "length";
-    case MS_FINISH_TOOL_CALLS: return "tool_calls";
-    case MS_FINISH_STOP: return "stop";
-    case MS_FINISH_CANCELLED: break;
+    case MS_FINISH_END:
+        return wire ? "stop" : "end_of_message";
+    case MS_FINISH_LENGTH:
+        return "length";
+    case MS_FINISH_TOOL_CALLS:
+        return "tool_calls";
+    case MS_FINISH_STOP:
+        return "stop";
+    case MS_FINISH_CANCELLED:
+        break;
     }
     return "cancelled";
 }
 
 void chat_write_stats(ms_text *out, const ms_turn_result *r, size_t forced, uint64_t position) {
     double share = r->cache_accesses ? 100.0 * (double)r->cache_hits / (double)r->cache_accesses : 0;
-    ms_text_printf(out, "[prompt=%zu %s %.3fs %.2f tok/s; generated=%zu %.3fs %.2f tok/s; finish=%s; forced=%zu; position=%llu; "
-                   "cache=%llu/%llu %.1f%%]\n",
-                   r->evaluated, r->layer_major ? "layer-major" : "token-major", seconds(r->prompt_ns),
-                   rate((double)r->evaluated, r->prompt_ns), r->generated.count, seconds(r->decode_ns),
-                   rate((double)r->generated.count, r->decode_ns), finish_name(r->finish, false), forced,
-                   (unsigned long long)position, (unsigned long long)r->cache_hits, (unsigned long long)r->cache_accesses, share);
+    ms_text_printf(
+        out,
+        "[prompt=%zu %s %.3fs %.2f tok/s; generated=%zu %.3fs %.2f tok/s; finish=%s; forced=%zu; position=%llu; "
+        "cache=%llu/%llu %.1f%%]\n",
+        r->evaluated, r->layer_major ? "layer-major" : "token-major", seconds(r->prompt_ns),
+        rate((double)r->evaluated, r->prompt_ns), r->generated.count, seconds(r->decode_ns),
+        rate((double)r->generated.count, r->decode_ns), finish_name(r->finish, false), forced,
+        (unsigned long long)position, (unsigned long long)r->cache_hits, (unsigned long long)r->cache_accesses, share);
     if (!r->layer_major) return;
     ms_text_printf(out, "[prefill read=%llu bytes; sweeps=%llu; experts=%llu/%.1f/%llu]\n",
-                   (unsigned long long)r->prompt_read_bytes, (unsigned long long)r->sweeps, (unsigned long long)r->unique_min,
-                   r->unique_avg, (unsigned long long)r->unique_max);
+                   (unsigned long long)r->prompt_read_bytes, (unsigned long long)r->sweeps,
+                   (unsigned long long)r->unique_min, r->unique_avg, (unsigned long long)r->unique_max);
 }
 
 static void write_calls(ms_text *out, const ms_reply *reply, uint64_t position) {
@@ -47,17 +56,22 @@ static void write_calls(ms_text *out, const ms_reply *reply, uint64_t position) 
 void chat_write_json(ms_text *out, const chat *c, const ms_prompt *p, const ms_turn_result *r, size_t forced) {
     uint64_t position = ms_session_position(c->session);
     ms_text_puts(out, "{\"content\":");
-    if (!r->reply.content_len && r->reply.call_count) ms_text_puts(out, "null");
-    else ms_json_write_string(out, r->reply.content, r->reply.content_len);
+    if (!r->reply.content_len && r->reply.call_count)
+        ms_text_puts(out, "null");
+    else
+        ms_json_write_string(out, r->reply.content, r->reply.content_len);
     ms_text_puts(out, ",\"reasoning_content\":");
-    if (p->mode.thinking) ms_json_write_string(out, r->reply.reasoning, r->reply.reasoning_len);
-    else ms_text_puts(out, "null");
+    if (p->mode.thinking)
+        ms_json_write_string(out, r->reply.reasoning, r->reply.reasoning_len);
+    else
+        ms_text_puts(out, "null");
     write_calls(out, &r->reply, position);
-    ms_text_printf(out, ",\"finish_reason\":\"%s\",\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,"
+    ms_text_printf(out,
+                   ",\"finish_reason\":\"%s\",\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,"
                    "\"total_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu},"
                    "\"completion_tokens_details\":{\"reasoning_tokens\":%llu}}",
-                   finish_name(r->finish, true), r->prompt, r->generated.count, r->prompt + r->generated.count, r->reused,
-                   (unsigned long long)r->reasoning_tokens);
+                   finish_name(r->finish, true), r->prompt, r->generated.count, r->prompt + r->generated.count,
+                   r->reused, (unsigned long long)r->reasoning_tokens);
     ms_text_printf(out, ",\"timing\":{\"load_seconds\":%.6f,\"prompt_seconds\":%.6f,\"decode_seconds\":%.6f}",
                    c->load_seconds, seconds(r->prompt_ns), seconds(r->decode_ns));
     ms_text_printf(out, ",\"prefill\":{\"strategy\":\"%s\",\"evaluated\":%zu,\"reused\":%zu,\"read_bytes\":%llu}",

@@ -1,3 +1,5 @@
+/* chat_request.c: a chat request from a file.  Options of the command line win over its fields; fields without effect
+ * are named. */
 #include <string.h>
 
 #include "chat.h"
@@ -10,15 +12,18 @@ static ms_status number(const ms_json *root, const char *key, double low, bool l
     const ms_json *v = ms_json_get(root, key);
     if (!v || v->type == MS_JSON_NULL) return MS_OK;
     double value;
-    if (ms_json_double(v, &value) && (low_open ? value > low : value >= low) && (high_open ? value < high : value <= high)) {
+    if (ms_json_double(v, &value) && (low_open ? value > low : value >= low) &&
+        (high_open ? value < high : value <= high)) {
         *out = value;
         return MS_OK;
     }
-    return ms_fail(err, MS_ERR_USAGE, "%s: expected a number from %s%g to %s%g, found %.*s", key, low_open ? "above " : "", low,
-                   high_open ? "below " : "", high, (int)(v->raw_len < 60 ? v->raw_len : 60), v->raw);
+    return ms_fail(err, MS_ERR_USAGE, "%s: expected a number from %s%g to %s%g, found %.*s", key,
+                   low_open ? "above " : "", low, high_open ? "below " : "", high,
+                   (int)(v->raw_len < 60 ? v->raw_len : 60), v->raw);
 }
 
-static ms_status whole(const ms_json *root, const char *key, uint64_t low, uint64_t high, uint64_t *out, ms_error *err) {
+static ms_status whole(const ms_json *root, const char *key, uint64_t low, uint64_t high, uint64_t *out,
+                       ms_error *err) {
     const ms_json *v = ms_json_get(root, key);
     if (!v || v->type == MS_JSON_NULL) return MS_OK;
     uint64_t value;
@@ -26,8 +31,8 @@ static ms_status whole(const ms_json *root, const char *key, uint64_t low, uint6
         *out = value;
         return MS_OK;
     }
-    return ms_fail(err, MS_ERR_USAGE, "%s: expected a whole number from %llu to %llu, found %.*s", key, (unsigned long long)low,
-                   (unsigned long long)high, (int)(v->raw_len < 60 ? v->raw_len : 60), v->raw);
+    return ms_fail(err, MS_ERR_USAGE, "%s: expected a whole number from %llu to %llu, found %.*s", key,
+                   (unsigned long long)low, (unsigned long long)high, (int)(v->raw_len < 60 ? v->raw_len : 60), v->raw);
 }
 
 /* Sampling and limits that the command line does not give. */
@@ -59,17 +64,31 @@ static ms_status take_stops(chat *c, const ms_json *root, ms_error *err) {
     if (!v || v->type == MS_JSON_NULL || c->o->stop.count) return MS_OK;
     if (v->type == MS_JSON_STRING) return ms_stop_strings_add(&c->stops, v->str, v->str_len, err);
     for (const ms_json *e = v->type == MS_JSON_ARRAY ? v->child : v; e; e = e->next) {
-        if (e->type != MS_JSON_STRING) return ms_fail(err, MS_ERR_USAGE, "stop: expected a string or a list of strings");
+        if (e->type != MS_JSON_STRING)
+            return ms_fail(err, MS_ERR_USAGE, "stop: expected a string or a list of strings");
         MS_TRY(ms_stop_strings_add(&c->stops, e->str, e->str_len, err));
     }
     return MS_OK;
 }
 
 static void name_ignored(chat *c, const ms_json *root) {
-    static const char *const used[] = {
-        "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "thinking", "thinking_effort",
-        "reasoning_effort", "add_generation_prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
-        "min_p", "seed", "stop"};
+    static const char *const used[] = {"messages",
+                                       "tools",
+                                       "tool_choice",
+                                       "parallel_tool_calls",
+                                       "response_format",
+                                       "thinking",
+                                       "thinking_effort",
+                                       "reasoning_effort",
+                                       "add_generation_prompt",
+                                       "max_tokens",
+                                       "max_completion_tokens",
+                                       "temperature",
+                                       "top_p",
+                                       "top_k",
+                                       "min_p",
+                                       "seed",
+                                       "stop"};
     ms_text names = {0};
     for (const ms_json *m = root->child; m; m = m->next) {
         bool known = false;

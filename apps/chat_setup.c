@@ -1,3 +1,4 @@
+/* chat_setup.c: opening and closing what a conversation needs, files in and out. */
 #include "chat.h"
 
 #include <errno.h>
@@ -55,7 +56,8 @@ static ms_status read_stdin(ms_text *out, ms_error *err) {
         if (n < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "standard input");
         if (n == 0) return MS_OK;
         if (out->len + (size_t)n > CHAT_FILE_MAX_BYTES) {
-            return ms_fail(err, MS_ERR_FORMAT, "standard input: expected at most %zu bytes, found more", CHAT_FILE_MAX_BYTES);
+            return ms_fail(err, MS_ERR_FORMAT, "standard input: expected at most %zu bytes, found more",
+                           CHAT_FILE_MAX_BYTES);
         }
         ms_text_append(out, piece, (size_t)n);
         if (out->failed) return ms_fail_memory(err, "standard input", out->len);
@@ -130,8 +132,8 @@ static void on_load(void *arg, uint64_t done, uint64_t total) {
 static ms_status check_sampling(chat *c, ms_error *err) {
     const chat_options *o = c->o;
     if (c->text.lane->greedy_only && c->sampler.temperature > 0) {
-        return ms_fail(err, MS_ERR_USAGE, "--temperature: %s models only give the best token (0), found %g", c->text.lane->name,
-                       c->sampler.temperature);
+        return ms_fail(err, MS_ERR_USAGE, "--temperature: %s models only give the best token (0), found %g",
+                       c->text.lane->name, c->sampler.temperature);
     }
     if (c->sampler.temperature > 0) {
         if (!c->seeded && getrandom(&c->sampler.seed, sizeof c->sampler.seed, 0) != sizeof c->sampler.seed) {
@@ -139,7 +141,8 @@ static ms_status check_sampling(chat *c, ms_error *err) {
         }
         if (!o->quiet) chat_note(c, "[seed=%lld]", (long long)c->sampler.seed);
     } else if (o->top_p_given || o->top_k_given || o->min_p_given || o->seed_given) {
-        chat_note(c, "note: without --temperature the best token is taken; top-p, top-k, min-p and seed have no effect");
+        chat_note(c,
+                  "note: without --temperature the best token is taken; top-p, top-k, min-p and seed have no effect");
     }
     return MS_OK;
 }
@@ -148,9 +151,12 @@ static void say_ready(chat *c) {
     const ms_plan *plan = ms_engine_plan(c->engine);
     ms_model_info info;
     ms_engine_info(c->engine, &info);
-    chat_note(c, "ready: %s, context %llu, %s kernels, %u threads; loaded in %.2f s; static %.3f GiB, cache %.3f GiB, state %.3f GiB",
-              info.lane, (unsigned long long)plan->context, info.kernels, info.threads, c->load_seconds, gib(ms_plan_group_bytes(plan, "static")),
-              gib(ms_plan_group_bytes(plan, "cache")), gib(ms_plan_group_bytes(plan, "state")));
+    chat_note(c,
+              "ready: %s, context %llu, %s kernels, %u threads; loaded in %.2f s; static %.3f GiB, cache %.3f GiB, "
+              "state %.3f GiB",
+              info.lane, (unsigned long long)plan->context, info.kernels, info.threads, c->load_seconds,
+              gib(ms_plan_group_bytes(plan, "static")), gib(ms_plan_group_bytes(plan, "cache")),
+              gib(ms_plan_group_bytes(plan, "state")));
 }
 
 ms_status chat_open_engine(chat *c, ms_error *err) {
@@ -168,7 +174,8 @@ ms_status chat_open_engine(chat *c, ms_error *err) {
         char context[24] = "default";
         if (o->engine.context) (void)snprintf(context, sizeof context, "%llu", (unsigned long long)o->engine.context);
         chat_note(c, "moonshine-chat %s: precision %s (static %s), context %s, source %s", MS_VERSION,
-                  o->engine.precision ? "reference" : "fast", o->engine.static_format ? "bf16" : "q8", context, o->model);
+                  o->engine.precision ? "reference" : "fast", o->engine.static_format ? "bf16" : "q8", context,
+                  o->model);
     }
     app_progress_begin(&c->bar, &c->err, chat_wants_bar(o), "loading", UINT64_C(1000000000));
     ms_status status = ms_engine_open(&c->engine, &e, err);

@@ -1,3 +1,4 @@
+/* chat_signals.c: signal handlers; they only set flags, cancel the session, wake the reader or end the process. */
 #include "chat_signals.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* chat_text.c: what needs the tokenizer and the renderer only. */
 #include <stdlib.h>
 #include <string.h>
 

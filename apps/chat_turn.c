@@ -1,3 +1,4 @@
+/* chat_turn.c: runs one turn: live text, telemetry, what an interrupt or a failure leaves behind. */
 #include <errno.h>
 #include <string.h>
 
@@ -67,14 +68,15 @@ static ms_status report(chat *c, const ms_prompt *p, const ms_turn_result *r, si
     return status;
 }
 
-/* The turn becomes part of the conversation, and the session goes to the message's end.  When that is cut short or needs
- * earlier tokens again, it is left to the next turn. */
+/* The turn becomes part of the conversation, and the session goes to the message's end.  When that is cut short or
+ * needs earlier tokens again, it is left to the next turn. */
 static ms_status keep(chat *c, const ms_prompt *p, const ms_turn_result *r, size_t *forced, ms_error *err) {
     MS_TRY(ms_conversation_accept(&c->conversation, p, &r->reply, r->generated.data, r->generated.count, forced, err));
     c->last_accepted = true;
     const ms_ids *ids = &c->conversation.ids;
     size_t position = (size_t)ms_session_position(c->session);
-    if (r->finish == MS_FINISH_CANCELLED || ms_timeline_reusable(&c->timeline, ids->data, ids->count) < position) return MS_OK;
+    if (r->finish == MS_FINISH_CANCELLED || ms_timeline_reusable(&c->timeline, ids->data, ids->count) < position)
+        return MS_OK;
     ms_error ignored;
     (void)ms_timeline_settle(&c->timeline, ids, &ignored);
     return MS_OK;
@@ -86,8 +88,10 @@ static int interrupted(chat *c, const ms_turn_result *r) {
         chat_note(c, "interrupted: %zu tokens of the reply are kept", r->generated.count);
     } else {
         ms_error err;
-        (void)ms_fail(&err, MS_ERR_CANCELLED, "interrupted in the prompt after %zu of %zu tokens: the message is dropped, "
-                      "the conversation stays as it was", r->evaluated, r->prompt - r->reused);
+        (void)ms_fail(&err, MS_ERR_CANCELLED,
+                      "interrupted in the prompt after %zu of %zu tokens: the message is dropped, "
+                      "the conversation stays as it was",
+                      r->evaluated, r->prompt - r->reused);
         (void)chat_fail(c, &err);
     }
     return chat_signals_insistent() ? CHAT_INTERRUPTED : CHAT_OK;
@@ -111,7 +115,8 @@ static int finish(chat *c, const ms_prompt *p, const ms_turn_result *r, ms_statu
     if (cancelled) return interrupted(c, r);
     if (status == MS_OK) return CHAT_OK;
     int code = chat_fail(c, err);
-    if (r->replied && !chat_options_one_shot(c->o)) chat_note(c, "the reply stays as far as it was read; /regen repeats the turn");
+    if (r->replied && !chat_options_one_shot(c->o))
+        chat_note(c, "the reply stays as far as it was read; /regen repeats the turn");
     return code == CHAT_CLOSED || code == CHAT_REFUSED ? code : CHAT_FAILED;
 }
 

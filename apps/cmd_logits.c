@@ -241,13 +241,13 @@ static ms_status run(const char *program, const logits_flags *f, const ms_model_
     o.log = log_line;
     o.log_arg = (void *)(uintptr_t)program;
     ms_status st = get_ids(f, &prompt, err);
+    if (st == MS_OK && f->out) st = ms_file_writer_open(&r.out, f->out, f->replace, err); /* before the long load */
     if (st == MS_OK) st = ms_engine_open(&e, &o, err);
     if (st == MS_OK) {
         ms_model_info info;
         ms_engine_info(e, &info);
         r.vocab = info.vocab;
     }
-    if (st == MS_OK && f->out) st = ms_file_writer_open(&r.out, f->out, f->replace, err);
     if (st == MS_OK) st = run_session(e, f, &r, &prompt, err);
     if (r.out && st == MS_OK) st = ms_file_writer_commit(r.out, err);
     else ms_file_writer_abort(r.out);

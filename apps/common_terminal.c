@@ -1,3 +1,4 @@
+/* common_terminal.c: common_terminal.h. */
 #include "common_terminal.h"
 
 #include <errno.h>
@@ -55,12 +56,16 @@ void app_write_text(app_stream *s, const char *text, size_t len) {
         uint32_t cp;
         size_t n = ms_utf8_decode((const uint8_t *)text + i, len - i, &cp, NULL);
         bool control = (cp < 0x20 && cp != '\n' && cp != '\t') || (cp >= 0x7f && cp < 0xa0);
-        if (control) ms_text_printf(&out, "\\x%02x", (unsigned)cp);
-        else ms_text_append(&out, text + i, n);
+        if (control)
+            ms_text_printf(&out, "\\x%02x", (unsigned)cp);
+        else
+            ms_text_append(&out, text + i, n);
         i += n;
     }
-    if (out.failed) s->error = s->error ? s->error : ENOMEM;
-    else app_write(s, out.data, out.len);
+    if (out.failed)
+        s->error = s->error ? s->error : ENOMEM;
+    else
+        app_write(s, out.data, out.len);
     ms_text_free(&out);
 }
 
@@ -71,7 +76,8 @@ void app_style(app_stream *s, const char *sgr) {
 /* ------------------------------------------------------------------ progress */
 
 void app_progress_begin(app_progress *p, app_stream *s, bool enabled, const char *label, uint64_t delay_ns) {
-    *p = (app_progress){.stream = s, .enabled = enabled, .label = label, .start_ns = ms_clock_ns(), .delay_ns = delay_ns};
+    *p = (app_progress){
+        .stream = s, .enabled = enabled, .label = label, .start_ns = ms_clock_ns(), .delay_ns = delay_ns};
     p->last_ns = p->start_ns;
 }
 

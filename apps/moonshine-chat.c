@@ -41,8 +41,10 @@ static int run(chat *c) {
     ms_status status = one_shot ? read_input(c, &in, &err) : MS_OK;
     if (status == MS_OK) status = chat_open_engine(c, &err);
     int code;
-    if (status != MS_OK) code = chat_fail(c, &err);
-    else code = save_at_end(c, one_shot ? one_turn(c, &in) : chat_loop(c));
+    if (status != MS_OK)
+        code = chat_fail(c, &err);
+    else
+        code = save_at_end(c, one_shot ? one_turn(c, &in) : chat_loop(c));
     ms_prompt_free(&in.prompt);
     ms_text_free(&in.text);
     return code;

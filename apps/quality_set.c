@@ -96,7 +96,8 @@ static ms_status read_lines(ms_quality_set *s, size_t len, bool recorded, ms_err
         if (stop == p) continue;
         /* Counted first: what a bad line already holds is freed with the set. */
         ms_quality_item *item = &s->items[s->count++];
-        if (read_line(item, p, (size_t)(stop - p), recorded, err) != MS_OK) return ms_error_context(err, "line %zu", number);
+        if (read_line(item, p, (size_t)(stop - p), recorded, err) != MS_OK)
+            return ms_error_context(err, "line %zu", number);
     }
     if (!s->count) return ms_fail(err, MS_ERR_FORMAT, "expected chat requests in JSON lines, found none");
     return check_names(s, err);

@@ -66,7 +66,8 @@ ms_status ms_option_parse_bytes(uint64_t *out, const char *name, const char *tex
     bool big;
     unsigned shift = 0;
     size_t n = read_digits(text, &value, &big);
-    bool good = n && !big && read_unit(text + n, &shift) && !__builtin_mul_overflow(value, UINT64_C(1) << shift, &value);
+    bool good =
+        n && !big && read_unit(text + n, &shift) && !__builtin_mul_overflow(value, UINT64_C(1) << shift, &value);
     if (!good || value < min || value > max) {
         return fail_range(err, name, "a number of bytes (K, M, G, T are permitted)", min, max, text);
     }
@@ -88,7 +89,8 @@ static ms_status parse_i64(int64_t *out, const char *name, const char *text, ms_
 }
 
 static void describe_reals(char *out, size_t size, const ms_option *o) {
-    (void)snprintf(out, size, "%s%g to %s%g", o->low_open ? "above " : "", o->low, o->high_open ? "below " : "", o->high);
+    (void)snprintf(out, size, "%s%g to %s%g", o->low_open ? "above " : "", o->low, o->high_open ? "below " : "",
+                   o->high);
 }
 
 static ms_status parse_real(double *out, const char *name, const ms_option *o, const char *text, ms_error *err) {
@@ -138,13 +140,20 @@ static ms_status parse_choice(int *out, const char *name, const ms_option *o, co
 static bool takes_value(const ms_option *o) { return o->type != MS_OPTION_FLAG && o->type != MS_OPTION_SET; }
 
 /* Writes the field of one option; text is NULL for flags and sets. */
-static ms_status store(const ms_option_group *g, const ms_option *o, const char *name, const char *text, ms_error *err) {
+static ms_status store(const ms_option_group *g, const ms_option *o, const char *name, const char *text,
+                       ms_error *err) {
     unsigned char *field = (unsigned char *)g->values + o->offset;
     uint64_t max = o->max ? o->max : UINT64_MAX, value;
     switch (o->type) {
-    case MS_OPTION_FLAG: *(bool *)(void *)field = true; return MS_OK;
-    case MS_OPTION_SET: *(int *)(void *)field = o->set; return MS_OK;
-    case MS_OPTION_STRING: *(const char **)(void *)field = text; return MS_OK;
+    case MS_OPTION_FLAG:
+        *(bool *)(void *)field = true;
+        return MS_OK;
+    case MS_OPTION_SET:
+        *(int *)(void *)field = o->set;
+        return MS_OK;
+    case MS_OPTION_STRING:
+        *(const char **)(void *)field = text;
+        return MS_OK;
     case MS_OPTION_LIST: {
         ms_option_list *list = (ms_option_list *)(void *)field;
         size_t most = o->max && o->max < MS_OPTION_LIST_MAX ? (size_t)o->max : MS_OPTION_LIST_MAX;
@@ -159,11 +168,16 @@ static ms_status store(const ms_option_group *g, const ms_option *o, const char 
         MS_TRY(ms_option_parse_u64(&value, name, text, o->min, max, err));
         *(uint32_t *)(void *)field = (uint32_t)value;
         return MS_OK;
-    case MS_OPTION_U64: return ms_option_parse_u64((uint64_t *)(void *)field, name, text, o->min, max, err);
-    case MS_OPTION_BYTES: return ms_option_parse_bytes((uint64_t *)(void *)field, name, text, o->min, max, err);
-    case MS_OPTION_I64: return parse_i64((int64_t *)(void *)field, name, text, err);
-    case MS_OPTION_REAL: return parse_real((double *)(void *)field, name, o, text, err);
-    case MS_OPTION_CHOICE: return parse_choice((int *)(void *)field, name, o, text, err);
+    case MS_OPTION_U64:
+        return ms_option_parse_u64((uint64_t *)(void *)field, name, text, o->min, max, err);
+    case MS_OPTION_BYTES:
+        return ms_option_parse_bytes((uint64_t *)(void *)field, name, text, o->min, max, err);
+    case MS_OPTION_I64:
+        return parse_i64((int64_t *)(void *)field, name, text, err);
+    case MS_OPTION_REAL:
+        return parse_real((double *)(void *)field, name, o, text, err);
+    case MS_OPTION_CHOICE:
+        return parse_choice((int *)(void *)field, name, o, text, err);
     }
     return ms_fail(err, MS_ERR_INTERNAL, "%s: a type that the option parser does not know", name);
 }
@@ -286,10 +300,14 @@ ms_status ms_options_parse(const ms_option_set *set, int argc, char *const *argv
     bool only_args = false;
     for (p.at = 1; p.at < argc; p.at++) {
         const char *arg = argv[p.at];
-        if (only_args || arg[0] != '-' || !arg[1]) MS_TRY(positional(&p, arg));
-        else if (strcmp(arg, "--") == 0) only_args = true;
-        else if (arg[1] == '-') MS_TRY(long_option(&p, arg + 2));
-        else MS_TRY(letters(&p, arg + 1));
+        if (only_args || arg[0] != '-' || !arg[1])
+            MS_TRY(positional(&p, arg));
+        else if (strcmp(arg, "--") == 0)
+            only_args = true;
+        else if (arg[1] == '-')
+            MS_TRY(long_option(&p, arg + 2));
+        else
+            MS_TRY(letters(&p, arg + 1));
         if (result->help || result->version) return MS_OK;
     }
     return from_environment(set, result, err);
@@ -354,8 +372,10 @@ static void help_line(ms_text *out, const char *left, const char *right) {
 
 static void help_option(ms_text *out, const ms_option *o) {
     ms_text left = {0}, right = {0};
-    if (o->letter) ms_text_printf(&left, "  -%c, --%s", o->letter, o->name);
-    else ms_text_printf(&left, "      --%s", o->name);
+    if (o->letter)
+        ms_text_printf(&left, "  -%c, --%s", o->letter, o->name);
+    else
+        ms_text_printf(&left, "      --%s", o->name);
     if (o->type == MS_OPTION_CHOICE) {
         ms_text_puts(&left, " ");
         write_choices(&left, o, false);
@@ -363,8 +383,10 @@ static void help_option(ms_text *out, const ms_option *o) {
         ms_text_printf(&left, " %s", o->arg ? o->arg : "VALUE");
     }
     describe(&right, o);
-    if (left.failed || right.failed) out->failed = true;
-    else help_line(out, left.data, right.data);
+    if (left.failed || right.failed)
+        out->failed = true;
+    else
+        help_line(out, left.data, right.data);
     ms_text_free(&left);
     ms_text_free(&right);
 }

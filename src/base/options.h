@@ -40,17 +40,17 @@ typedef struct ms_option_list {
 } ms_option_list;
 
 typedef struct ms_option {
-    const char *name;    /* without dashes */
-    char letter;         /* one-letter form; 0: none */
+    const char *name; /* without dashes */
+    char letter;      /* one-letter form; 0: none */
     ms_option_type type;
-    size_t offset;       /* of the receiving field in the group's struct */
-    const char *arg;     /* name of the value in the help text; NULL for flags and sets */
-    const char *help;    /* one sentence; ranges and choices are added by the help printer; NULL: not in the help text */
-    const char *env;     /* environment variable that gives the value when the option does not; NULL: none */
-    uint64_t min, max;   /* U32, U64, BYTES; max 0 means the type's largest value */
-    double low, high;    /* REAL */
-    bool low_open, high_open; /* REAL: the bound itself is not permitted */
-    int set;             /* SET */
+    size_t offset;     /* of the receiving field in the group's struct */
+    const char *arg;   /* name of the value in the help text; NULL for flags and sets */
+    const char *help;  /* one sentence; ranges and choices are added by the help printer; NULL: not in the help text */
+    const char *env;   /* environment variable that gives the value when the option does not; NULL: none */
+    uint64_t min, max; /* U32, U64, BYTES; max 0 means the type's largest value */
+    double low, high;  /* REAL */
+    bool low_open, high_open;   /* REAL: the bound itself is not permitted */
+    int set;                    /* SET */
     const char *const *choices; /* CHOICE: NULL-terminated */
 } ms_option;
 
@@ -68,10 +68,10 @@ typedef struct ms_option_set {
     const char *epilogue; /* text below the options; may be NULL */
     const ms_option_group *groups;
     size_t group_count;
-    size_t max_args;      /* positional arguments that are permitted */
+    size_t max_args; /* positional arguments that are permitted */
 } ms_option_set;
 
-#define MS_OPTION_ARGS_MAX 16u
+#define MS_OPTION_ARGS_MAX  16u
 #define MS_OPTION_GIVEN_MAX 256u
 
 typedef struct ms_option_result {
@@ -82,9 +82,10 @@ typedef struct ms_option_result {
 } ms_option_result;
 
 /* Reads argv[1..argc) into the groups' structs, whose fields hold the defaults before the call, then takes from the
- * environment what the command line did not give (an empty variable counts as unset).  With *result.help or .version the
- * rest of the command line was not looked at. */
-ms_status ms_options_parse(const ms_option_set *set, int argc, char *const *argv, ms_option_result *result, ms_error *err);
+ * environment what the command line did not give (an empty variable counts as unset).  With *result.help or .version
+ * the rest of the command line was not looked at. */
+ms_status ms_options_parse(const ms_option_set *set, int argc, char *const *argv, ms_option_result *result,
+                           ms_error *err);
 
 /* True when the option was on the command line.  An unknown name gives false. */
 bool ms_options_given(const ms_option_set *set, const ms_option_result *result, const char *name);
@@ -97,7 +98,9 @@ ms_status ms_options_exclusive(const ms_option_set *set, const ms_option_result 
 void ms_options_help(const ms_option_set *set, ms_text *out);
 
 /* Single values by the same rules; `name` goes in front of the message ("/max", "--context"). */
-ms_status ms_option_parse_u64(uint64_t *out, const char *name, const char *text, uint64_t min, uint64_t max, ms_error *err);
-ms_status ms_option_parse_bytes(uint64_t *out, const char *name, const char *text, uint64_t min, uint64_t max, ms_error *err);
+ms_status ms_option_parse_u64(uint64_t *out, const char *name, const char *text, uint64_t min, uint64_t max,
+                              ms_error *err);
+ms_status ms_option_parse_bytes(uint64_t *out, const char *name, const char *text, uint64_t min, uint64_t max,
+                                ms_error *err);
 
 #endif

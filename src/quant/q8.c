@@ -26,13 +26,3 @@ bool ms_q8_group(int8_t *q, float *scale, const float *x, size_t n) {
     *scale = amax / 127.0f;
     return true;
 }
-
-void ms_q8_row(float *out, const int8_t *data, const float *scales, uint32_t rows, uint32_t cols, uint32_t r) {
-    uint32_t groups = ms_q8_groups(cols);
-    for (uint32_t g = 0; g < groups; g++) {
-        const int8_t *q = data + ms_q8_data_offset(rows, cols, r, g);
-        float scale = scales[ms_q8_scale_index(rows, cols, r, g)];
-        uint32_t n = ms_q8_group_cols(cols, g);
-        for (uint32_t i = 0; i < n; i++) out[(size_t)g * MS_Q8_WEIGHT_GROUP + i] = (float)q[i] * scale;
-    }
-}

@@ -47,7 +47,4 @@ static inline size_t ms_q8_scale_index(uint32_t rows, uint32_t cols, uint32_t r,
     return first * ms_q8_groups(cols) + (size_t)g * ms_q8_block_rows(rows, r) + r % MS_Q8_BLOCK_ROWS;
 }
 
-/* Decodes row r: out[c] = (float)q * scale, one rounding. */
-void ms_q8_row(float *out, const int8_t *data, const float *scales, uint32_t rows, uint32_t cols, uint32_t r);
-
 #endif

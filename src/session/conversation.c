@@ -30,7 +30,7 @@ static ms_status render(const ms_text_model *model, const ms_text *messages, con
         ms_text_free(&t);
         return ms_fail_memory(err, "the conversation's messages", messages->len);
     }
-    static const ms_json_limits limits = {.allow_invalid_utf8 = true, .max_nodes = SIZE_MAX / 1024};
+    static const ms_json_limits limits = {.allow_invalid_utf8 = true};
     ms_json_doc *doc = NULL;
     ms_status status = ms_json_parse(&doc, t.data, t.len, "conversation", &limits, err);
     if (status == MS_OK) status = model->lane->render(ms_json_root(doc), out, err);
@@ -49,7 +49,8 @@ static bool segments_begin_with(const ms_segments *s, const ms_segments *prefix)
 }
 
 /* Encodes segments [from..count). */
-static ms_status encode_from(const ms_text_model *model, const ms_segments *s, size_t from, ms_ids *out, ms_error *err) {
+static ms_status encode_from(const ms_text_model *model, const ms_segments *s, size_t from, ms_ids *out,
+                             ms_error *err) {
     ms_segments rest = {.items = s->items + from, .count = s->count - from, .cap = 0};
     return rest.count ? ms_segments_encode(&rest, model->tokenizer, out, err) : MS_OK;
 }
@@ -129,8 +130,8 @@ static bool step_bytes(const ms_segments *s, place *p, const uint8_t *bytes, siz
     return true;
 }
 
-/* Whether ids spell the segments from *p on, however the text between control tokens is cut into tokens; *p moves to where
- * they end, which is never inside a code point. */
+/* Whether ids spell the segments from *p on, however the text between control tokens is cut into tokens; *p moves to
+ * where they end, which is never inside a code point. */
 static bool spell(const ms_tokenizer *t, const ms_segments *s, place *p, const uint32_t *ids, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const char *name = ms_tokenizer_control_name(t, ids[i]);
@@ -148,9 +149,10 @@ static bool spell(const ms_tokenizer *t, const ms_segments *s, place *p, const u
     return !p->offset || (s->items[p->segment].text[p->offset] & 0xC0) != 0x80;
 }
 
-/* Ids that end a reply of which `generated` exists: what is missing behind it (*exact), else the whole reply's rendering. */
-static ms_status finish_reply(const ms_text_model *model, bool thinking, const ms_reply *reply, const uint32_t *generated,
-                              size_t count, bool *exact, ms_ids *out, ms_error *err) {
+/* Ids that end a reply of which `generated` exists: what is missing behind it (*exact), else the whole reply's
+ * rendering. */
+static ms_status finish_reply(const ms_text_model *model, bool thinking, const ms_reply *reply,
+                              const uint32_t *generated, size_t count, bool *exact, ms_ids *out, ms_error *err) {
     reply_segments r;
     MS_TRY(render_reply(model, thinking, reply, &r, err));
     place p = {r.first, 0};
@@ -229,10 +231,10 @@ static ms_status parse_reply(const ms_text_model *model, ms_channel channel, con
     return status;
 }
 
-/* When tail is a generation prompt of this mode with a partial reply behind it, appends what closes it.  Ids that cannot be
- * extended exactly stay as they are: *found is false then. */
-static ms_status close_tail(const ms_text_model *model, bool thinking, const uint32_t *tail, size_t count, ms_ids *closing,
-                            bool *found, ms_error *err) {
+/* When tail is a generation prompt of this mode with a partial reply behind it, appends what closes it.  Ids that
+ * cannot be extended exactly stay as they are: *found is false then. */
+static ms_status close_tail(const ms_text_model *model, bool thinking, const uint32_t *tail, size_t count,
+                            ms_ids *closing, bool *found, ms_error *err) {
     const ms_think_mode mode = {.thinking = thinking};
     ms_segments opening = {0};
     ms_text none = {0};
@@ -254,7 +256,8 @@ static ms_status close_tail(const ms_text_model *model, bool thinking, const uin
     return status;
 }
 
-ms_status ms_conversation_continue(ms_conversation *c, const uint32_t *ids, size_t count, size_t *closed, ms_error *err) {
+ms_status ms_conversation_continue(ms_conversation *c, const uint32_t *ids, size_t count, size_t *closed,
+                                   ms_error *err) {
     size_t boundary = count;
     while (boundary && ids[boundary - 1] != c->model->info.eos) boundary--;
     ms_ids closing = {0}, all = {0};
@@ -338,8 +341,8 @@ ms_status ms_conversation_request(const ms_conversation *c, const ms_json *reque
 /* ------------------------------------------------------------------ accepting a turn */
 
 /* The turn's ids: prompt, reply, closing. */
-static ms_status turn_ids(const ms_conversation *c, const ms_prompt *p, const ms_reply *reply, const uint32_t *generated,
-                          size_t count, size_t *forced, ms_ids *out, ms_error *err) {
+static ms_status turn_ids(const ms_conversation *c, const ms_prompt *p, const ms_reply *reply,
+                          const uint32_t *generated, size_t count, size_t *forced, ms_ids *out, ms_error *err) {
     ms_ids closing = {0};
     bool exact = false;
     ms_status status = finish_reply(c->model, p->mode.thinking, reply, generated, count, &exact, &closing, err);
@@ -351,8 +354,8 @@ static ms_status turn_ids(const ms_conversation *c, const ms_prompt *p, const ms
     return status;
 }
 
-ms_status ms_conversation_accept(ms_conversation *c, const ms_prompt *p, const ms_reply *reply, const uint32_t *generated,
-                                 size_t count, size_t *forced, ms_error *err) {
+ms_status ms_conversation_accept(ms_conversation *c, const ms_prompt *p, const ms_reply *reply,
+                                 const uint32_t *generated, size_t count, size_t *forced, ms_error *err) {
     ms_ids ids = {0};
     ms_text messages = {0}, answer = {0};
     bool request = !p->message.len;

@@ -1,7 +1,7 @@
 /* stop_strings.h: finds stop strings in streamed text.
  *
- * Text comes in pieces; what can no longer become part of a stop string is released.  Held back is only the longest suffix
- * that is a proper prefix of a stop string.  The earliest match wins, the longest at an equal start.
+ * Text comes in pieces; what can no longer become part of a stop string is released.  Held back is only the longest
+ * suffix that is a proper prefix of a stop string.  The earliest match wins, the longest at an equal start.
  *
  * Owns: the held-back text and copies of the stop strings.  Threads: one.
  * Errors: MS_ERR_USAGE for an empty stop string or too many; MS_ERR_MEMORY.

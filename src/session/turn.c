@@ -79,7 +79,8 @@ ms_status ms_timeline_settle(ms_timeline *t, const ms_ids *ids, ms_error *err) {
     size_t reused;
     source from = best_source(t, ids->data, ids->count, &reused);
     MS_TRY(go_to(t, from, err));
-    return reused < ids->count ? ms_session_forward(t->session, ids->data + reused, ids->count - reused, NULL, err) : MS_OK;
+    return reused < ids->count ? ms_session_forward(t->session, ids->data + reused, ids->count - reused, NULL, err)
+                               : MS_OK;
 }
 
 static ms_status keep_prompt_end(ms_timeline *t, const ms_prompt *p, const float *logits, ms_error *err) {
@@ -91,8 +92,10 @@ static ms_status keep_prompt_end(ms_timeline *t, const ms_prompt *p, const float
     ms_timeline_forget(t);
     MS_TRY(ms_ids_append(&t->copy_ids, p->ids.data, p->ids.count, err));
     ms_status status = ms_session_snapshot(t->session, &t->copy, err);
-    if (status != MS_OK) t->copy_ids.count = 0;
-    else memcpy(t->copy_logits, logits, bytes);
+    if (status != MS_OK)
+        t->copy_ids.count = 0;
+    else
+        memcpy(t->copy_logits, logits, bytes);
     return status;
 }
 
@@ -123,7 +126,8 @@ static void count_experts(void *arg, uint32_t layer, uint64_t first_position, ui
     c->layers++;
 }
 
-static ms_status evaluate(ms_timeline *t, const ms_prompt *p, const ms_turn_options *o, ms_turn_result *out, ms_error *err) {
+static ms_status evaluate(ms_timeline *t, const ms_prompt *p, const ms_turn_options *o, ms_turn_result *out,
+                          ms_error *err) {
     size_t rest = p->ids.count - out->reused;
     out->layer_major = rest > o->sequential_limit;
     if (!rest) return MS_OK;
@@ -152,7 +156,8 @@ static ms_status check_room(const ms_prompt *p, uint64_t context, uint64_t *room
     *room = need < context ? context - need : 0;
     if (*room) return MS_OK;
     return ms_fail(err, MS_ERR_CONTEXT,
-                   "maximum context length is %" PRIu64 " tokens: the prompt of %zu and %zu to close the reply leave no room",
+                   "maximum context length is %" PRIu64
+                   " tokens: the prompt of %zu and %zu to close the reply leave no room",
                    context, p->ids.count, p->closing_tokens);
 }
 
@@ -164,8 +169,8 @@ typedef struct decoding {
     ms_turn_result *out;
     void *parser;
     ms_reply_delta delta;
-    ms_text shown;   /* response text that was given out */
-    ms_text piece;   /* scratch */
+    ms_text shown;        /* response text that was given out */
+    ms_text piece;        /* scratch */
     bool done, reasoning; /* reasoning: no control token yet in the thinking channel */
 } decoding;
 
@@ -272,8 +277,9 @@ static ms_status run(decoding *d, const ms_prompt *p, ms_error *err) {
     out->prompt_read_bytes = after.expert_read_bytes - before.expert_read_bytes;
     out->prompt_ns = ms_clock_ns() - start;
     MS_TRY(status);
-    const float *logits = out->evaluated ? ms_session_logits(t->session)
-                          : from == FROM_COPY ? t->copy_logits : ms_session_logits(t->session);
+    const float *logits = out->evaluated      ? ms_session_logits(t->session)
+                          : from == FROM_COPY ? t->copy_logits
+                                              : ms_session_logits(t->session);
     MS_TRY(keep_prompt_end(t, p, logits, err));
     if (d->o->prefilled) d->o->prefilled(d->o->arg);
     start = ms_clock_ns();
@@ -285,7 +291,8 @@ static ms_status run(decoding *d, const ms_prompt *p, ms_error *err) {
     return status;
 }
 
-ms_status ms_turn_run(ms_timeline *t, const ms_prompt *prompt, const ms_turn_options *o, ms_turn_result *out, ms_error *err) {
+ms_status ms_turn_run(ms_timeline *t, const ms_prompt *prompt, const ms_turn_options *o, ms_turn_result *out,
+                      ms_error *err) {
     *out = (ms_turn_result){.prompt = prompt->ids.count};
     if (prompt->channel == MS_CHANNEL_NONE) {
         return ms_fail(err, MS_ERR_USAGE, "add_generation_prompt: expected true for a reply, found false");

@@ -1,13 +1,13 @@
 /* turn.h: evaluates a prompt on a session and generates the reply.
  *
- * A timeline is a session with one state copy at the end of the last prompt.  Before a prompt is evaluated the timeline goes
- * to the longest prefix that it can reach exactly: the session as it is, the copy, or the beginning.  Ids are compared one by
- * one; there is no other way to reuse state.
+ * A timeline is a session with one state copy at the end of the last prompt.  Before a prompt is evaluated the timeline
+ * goes to the longest prefix that it can reach exactly: the session as it is, the copy, or the beginning.  Ids are
+ * compared one by one; there is no other way to reuse state.
  *
  * Owns: the copy, its ids and logits.  Does not own: session, engine, text model.
  * Threads: the inference thread; ms_session_cancel stops a turn from anywhere.
- * Errors: those of ms_session_forward; MS_ERR_CONTEXT when prompt and closing leave no room for a token; MS_ERR_FORMAT when
- * the model's reply is malformed; what the text callback returns.
+ * Errors: those of ms_session_forward; MS_ERR_CONTEXT when prompt and closing leave no room for a token; MS_ERR_FORMAT
+ * when the model's reply is malformed; what the text callback returns.
  */
 #ifndef MS_SESSION_TURN_H
 #define MS_SESSION_TURN_H
@@ -46,7 +46,7 @@ typedef struct ms_turn_options {
     uint64_t max_tokens;       /* of the reply, structure and end marker included */
     uint32_t sequential_limit; /* up to so many new prompt tokens run token by token */
     ms_sampler *sampler;
-    ms_stop_strings *stops;    /* NULL: none */
+    ms_stop_strings *stops; /* NULL: none */
     /* Text as it becomes final, complete code points only; reasoning or response.  May be NULL. */
     ms_status (*text)(void *arg, ms_channel channel, const char *text, size_t len, ms_error *err);
     /* Prefill only; may be NULL. */
@@ -59,14 +59,14 @@ typedef struct ms_turn_options {
 typedef struct ms_turn_result {
     size_t prompt, reused, evaluated; /* ids; prompt == reused + evaluated once the prompt is done */
     bool layer_major;
-    uint64_t sweeps;                  /* passes over all layers */
-    uint64_t unique_min, unique_max;  /* experts one routed layer needed in one sweep; layer-major only */
+    uint64_t sweeps;                 /* passes over all layers */
+    uint64_t unique_min, unique_max; /* experts one routed layer needed in one sweep; layer-major only */
     double unique_avg;
     uint64_t prompt_ns, decode_ns, prompt_read_bytes;
     uint64_t cache_hits, cache_accesses;
-    ms_ids generated;                 /* with the end marker; the last one is not evaluated yet */
+    ms_ids generated; /* with the end marker; the last one is not evaluated yet */
     uint64_t reasoning_tokens;
-    ms_reply reply;                   /* content ends before a stop string */
+    ms_reply reply; /* content ends before a stop string */
     ms_finish finish;
     bool replied; /* the prompt was evaluated: generated and reply are meaningful, also after an error */
 } ms_turn_result;
@@ -74,6 +74,7 @@ void ms_turn_result_free(ms_turn_result *r);
 
 /* *out is filled as far as the turn came, also on an error; the caller frees it.  A cancel in the prompt is
  * MS_ERR_CANCELLED; one while generating is MS_OK with MS_FINISH_CANCELLED. */
-ms_status ms_turn_run(ms_timeline *t, const ms_prompt *prompt, const ms_turn_options *o, ms_turn_result *out, ms_error *err);
+ms_status ms_turn_run(ms_timeline *t, const ms_prompt *prompt, const ms_turn_options *o, ms_turn_result *out,
+                      ms_error *err);
 
 #endif

@@ -24,7 +24,8 @@ void cli_start(cli *c, const char *program, const char *const *args);
 void cli_start_terminal(cli *c, const char *program, const char *const *args);
 void cli_send(cli *c, const char *text);
 void cli_signal(cli *c, int number);
-/* Reads until `text` (out_text or err_text) holds the pattern at or behind `from`; false after the time limit or at the end. */
+/* Reads until `text` (out_text or err_text) holds the pattern at or behind `from`; false after the time limit or at the
+ * end. */
 bool cli_wait_for(cli *c, const ms_text *text, size_t from, const char *pattern);
 void cli_close_input(cli *c);
 /* Reads to the end and returns the exit code, or -signal. */

@@ -19,7 +19,9 @@
 #define PARIS     "The capital of France is Paris."
 #define ARGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-static int chat(cli *c, const char *const *args, const char *input) { return cli_run(c, "moonshine-chat", args, input); }
+static int chat(cli *c, const char *const *args, const char *input) {
+    return cli_run(c, "moonshine-chat", args, input);
+}
 
 static bool says(const ms_text *t, const char *part) { return t->data && strstr(t->data, part); }
 
@@ -82,7 +84,8 @@ static void wrong_usage_names_the_argument(void **state) {
     expect_usage(ARGS(CLI_MODEL, "--seed", "9223372036854775808"), "--seed");
     expect_usage(ARGS(CLI_MODEL, "--reserve", "4X"), "--reserve");
     expect_usage(ARGS(CLI_MODEL, "--effort", "huge"), "low, medium, high or max");
-    expect_usage(ARGS(CLI_MODEL, "--stop", "1", "--stop", "2", "--stop", "3", "--stop", "4", "--stop", "5"), "at most 4");
+    expect_usage(ARGS(CLI_MODEL, "--stop", "1", "--stop", "2", "--stop", "3", "--stop", "4", "--stop", "5"),
+                 "at most 4");
     expect_usage(ARGS(CLI_MODEL, "--stop", ""), "--stop");
     expect_usage(ARGS(CLI_MODEL, "-p", "x", "--stdin"), "exclude each other");
     expect_usage(ARGS(CLI_MODEL, "-p"), "-p");
@@ -97,12 +100,15 @@ static void wrong_usage_names_the_argument(void **state) {
 
 static void tokens_and_rendering(void **state) {
     (void)state;
-    static const char ids[] = "3843 264 280 269 333 1 3845 1078 791 13 3844 264 3845 3842 3843 264 280 269 328 1 3845 3843 292 3845";
+    static const char ids[] =
+        "3843 264 280 269 333 1 3845 1078 791 13 3844 264 3845 3842 3843 264 280 269 328 1 3845 3843 292 3845";
     expect(ARGS(CLI_MODEL, "--tokenize", "Say hello."), "", 0, "1078 791 13\n");
     expect(ARGS(CLI_MODEL, "--detokenize", "1078, 791 13,3842"), "", 0, "Say hello.<|end_of_msg|>\n");
     char output[1024];
-    (void)snprintf(output, sizeof output, "%s\n<|open|>message role=\"user\"<|sep|>Say hello.<|close|>message<|sep|><|end_of_msg|>"
-                   "<|open|>message role=\"assistant\"<|sep|><|open|>response<|sep|>\n", ids);
+    (void)snprintf(output, sizeof output,
+                   "%s\n<|open|>message role=\"user\"<|sep|>Say hello.<|close|>message<|sep|><|end_of_msg|>"
+                   "<|open|>message role=\"assistant\"<|sep|><|open|>response<|sep|>\n",
+                   ids);
     expect(ARGS(CLI_MODEL, "--render-only", "-p", "Say hello."), "", 0, output);
     expect(ARGS(CLI_MODEL, "--render-only", "--stdin"), "Say hello.", 0, output);
     expect(ARGS(CLI_MODEL, "--json", "--tokenize", "Say hello."), "", 0, "{\"count\":3,\"ids\":[1078,791,13]}\n");
@@ -150,7 +156,8 @@ static void hello(void **state) {
     assert_string_equal(c.err_text.data, "");
     cli_free(&c);
     expect(ARGS("--stdin", CLI_MODEL), "Say hello.", 0, HELLO "\n");
-    expect(ARGS("--prompt-file", "-", CLI_MODEL, "--sequential-limit", "24", "--experts", "0"), "Say hello.", 0, HELLO "\n");
+    expect(ARGS("--prompt-file", "-", CLI_MODEL, "--sequential-limit", "24", "--experts", "0"), "Say hello.", 0,
+           HELLO "\n");
 }
 
 static void a_path_with_spaces_and_accents(void **state) {
@@ -158,7 +165,8 @@ static void a_path_with_spaces_and_accents(void **state) {
     char folder[64], target[4096];
     cli_make_folder(folder);
     assert_non_null(realpath(CLI_MODEL, target));
-    const char *link = cli_path(folder, "m\xC3\xB6" "dell \xE6\xA8\xA1\xE5\x9E\x8B 1");
+    const char *link = cli_path(folder, "m\xC3\xB6"
+                                        "dell \xE6\xA8\xA1\xE5\x9E\x8B 1");
     assert_int_equal(symlink(target, link), 0);
     expect(ARGS(link, "-p", "Say hello."), "", 0, HELLO "\n");
     cli_remove_folder(folder);
@@ -194,7 +202,8 @@ static void stop_strings(void **state) {
 static void sampling_repeats_with_its_seed(void **state) {
     (void)state;
     cli a, b;
-    const char *const *args = ARGS(CLI_MODEL, "-p", "Tell me a story.", "--temperature", "1.5", "--seed", "-7", "-n", "24");
+    const char *const *args =
+        ARGS(CLI_MODEL, "-p", "Tell me a story.", "--temperature", "1.5", "--seed", "-7", "-n", "24");
     assert_int_equal(chat(&a, args, ""), 0);
     assert_int_equal(chat(&b, args, ""), 0);
     assert_string_equal(a.out_text.data, b.out_text.data);
@@ -273,11 +282,14 @@ static void the_same_as_one_long_prompt(void **state) {
     char folder[64];
     cli_make_folder(folder);
     const char *request = cli_path(folder, "request.json");
-    cli_write_file(request, "{\"thinking\":false,\"messages\":[{\"role\":\"user\",\"content\":\"Say hello.\"},{\"role\":\"assistant\","
-                   "\"content\":\"" HELLO "\"},{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]}");
+    cli_write_file(
+        request,
+        "{\"thinking\":false,\"messages\":[{\"role\":\"user\",\"content\":\"Say hello.\"},{\"role\":\"assistant\","
+        "\"content\":\"" HELLO "\"},{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]}");
     cli turns, once;
     assert_int_equal(chat(&turns, ARGS(CLI_MODEL, "--quiet", "--decode-state-digest"),
-                          "Say hello.\nWhat is the capital of France?\n"), 0);
+                          "Say hello.\nWhat is the capital of France?\n"),
+                     0);
     assert_int_equal(chat(&once, ARGS(CLI_MODEL, "--quiet", "--decode-state-digest", "--messages", request), ""), 0);
     assert_string_equal(once.out_text.data, PARIS "\n");
     assert_true(says(&once.err_text, "[digest position="));
@@ -290,9 +302,11 @@ static void the_same_as_one_long_prompt(void **state) {
 static void commands(void **state) {
     (void)state;
     cli c;
-    assert_int_equal(chat(&c, ARGS(CLI_MODEL),
-                          "/system Be kind.\nSay hello.\n/regen\n/system late\n/effort low\nSay hello.\n/no-think\n/reset\n"
-                          "Say hello.\n/ctx\n/bogus\n/saved x\n/max 0\n/effort\n/help x\n/load /nonexistent/state\n"), 1);
+    assert_int_equal(
+        chat(&c, ARGS(CLI_MODEL),
+             "/system Be kind.\nSay hello.\n/regen\n/system late\n/effort low\nSay hello.\n/no-think\n/reset\n"
+             "Say hello.\n/ctx\n/bogus\n/saved x\n/max 0\n/effort\n/help x\n/load /nonexistent/state\n"),
+        1);
     assert_string_equal(c.out_text.data, HELLO "\n" HELLO "\n" HELLO "\n" HELLO "\n");
     long first = stat_value(&c.err_text, 0, "[prompt=");
     assert_true(first > 24);
@@ -348,8 +362,11 @@ static void saved_and_loaded_is_uninterrupted(void **state) {
     assert_int_equal(chat(&whole, ARGS(CLI_MODEL, "--quiet", "--decode-state-digest"), input), 0);
     assert_int_equal(stat(file, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
-    assert_int_equal(chat(&tail, ARGS(CLI_MODEL, "--quiet", "--decode-state-digest", "--load", file, "--save", second, "-p",
-                                      "What is the capital of France?"), ""), 0);
+    assert_int_equal(chat(&tail,
+                          ARGS(CLI_MODEL, "--quiet", "--decode-state-digest", "--load", file, "--save", second, "-p",
+                               "What is the capital of France?"),
+                          ""),
+                     0);
     assert_string_equal(tail.out_text.data, PARIS "\n");
     assert_non_null(strstr(whole.err_text.data, tail.err_text.data)); /* digest and position of the second turn */
     assert_int_equal(stat(second, &st), 0);
@@ -381,8 +398,8 @@ static void a_cut_reply_continues_after_loading(void **state) {
     char *digest = strchr(a.err_text.data, '\n') + 1;
     size_t len = strlen(digest);
     assert_true(len > 40);
-    assert_memory_equal(b.err_text.data, digest, len);       /* the continuation */
-    assert_string_equal(b.err_text.data + len, digest);      /* and its repetition */
+    assert_memory_equal(b.err_text.data, digest, len);  /* the continuation */
+    assert_string_equal(b.err_text.data + len, digest); /* and its repetition */
     cli_free(&a);
     cli_free(&b);
     cli_remove_folder(folder);
@@ -395,10 +412,13 @@ static void tool_calls(void **state) {
     char folder[64];
     cli_make_folder(folder);
     const char *request = cli_path(folder, "request.json");
-    cli_write_file(request, "{\"thinking\":false,\"max_tokens\":100,\"user\":\"me\",\"messages\":[{\"role\":\"user\",\"content\":"
-                   "\"What is the weather in Paris?\"}],\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\","
-                   "\"description\":\"Weather\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"}},"
-                   "\"required\":[\"city\"]}}}]}");
+    cli_write_file(
+        request,
+        "{\"thinking\":false,\"max_tokens\":100,\"user\":\"me\",\"messages\":[{\"role\":\"user\",\"content\":"
+        "\"What is the weather in Paris?\"}],\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\","
+        "\"description\":\"Weather\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"}"
+        "},"
+        "\"required\":[\"city\"]}}}]}");
     cli c;
     ms_json_doc *doc;
     assert_int_equal(chat(&c, ARGS(CLI_MODEL, "--json", "--messages", request), ""), 0);
@@ -480,7 +500,8 @@ static void an_interrupt_in_the_prompt_keeps_the_conversation(void **state) {
     ms_text longer = {0};
     for (int i = 0; i < 900; i++) ms_text_puts(&longer, "many words ");
     ms_text_puts(&longer, "\n");
-    cli_start(&c, "moonshine-chat", ARGS(CLI_MODEL, "--kernels", "scalar", "--threads", "1", "--sequential-limit", "100000"));
+    cli_start(&c, "moonshine-chat",
+              ARGS(CLI_MODEL, "--kernels", "scalar", "--threads", "1", "--sequential-limit", "100000"));
     cli_send(&c, "Say hello.\n");
     assert_true(cli_wait_for(&c, &c.err_text, 0, "position=41"));
     cli_send(&c, longer.data);

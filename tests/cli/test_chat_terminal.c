@@ -132,7 +132,10 @@ static void colours_only_where_wanted(void **state) {
 static void control_characters_are_escaped(void **state) {
     (void)state;
     cli c;
-    cli_start_terminal(&c, "moonshine-chat", ARGS(CLI_MODEL, "--render-only", "-p", "a\033[31mb\rc\xC2\x9B" "d"));
+    cli_start_terminal(&c, "moonshine-chat",
+                       ARGS(CLI_MODEL, "--render-only", "-p",
+                            "a\033[31mb\rc\xC2\x9B"
+                            "d"));
     assert_int_equal(cli_finish(&c), 0);
     assert_non_null(strstr(c.out_text.data, "a\\x1b[31mb\\x0dc\\x9bd"));
     cli_free(&c);
@@ -166,14 +169,10 @@ static void history_is_kept_privately(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_conversation_with_editing),
-        cmocka_unit_test(the_end_of_input_leaves),
-        cmocka_unit_test(pasted_lines_are_one_message),
-        cmocka_unit_test(interrupts_at_the_prompt),
-        cmocka_unit_test(an_interrupt_in_a_turn),
-        cmocka_unit_test(termination_at_the_prompt),
-        cmocka_unit_test(colours_only_where_wanted),
-        cmocka_unit_test(control_characters_are_escaped),
+        cmocka_unit_test(a_conversation_with_editing),  cmocka_unit_test(the_end_of_input_leaves),
+        cmocka_unit_test(pasted_lines_are_one_message), cmocka_unit_test(interrupts_at_the_prompt),
+        cmocka_unit_test(an_interrupt_in_a_turn),       cmocka_unit_test(termination_at_the_prompt),
+        cmocka_unit_test(colours_only_where_wanted),    cmocka_unit_test(control_characters_are_escaped),
         cmocka_unit_test(history_is_kept_privately),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

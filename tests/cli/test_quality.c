@@ -21,12 +21,18 @@
 #define MODEL "models/k3-nano"
 enum { MAX_ARGS = 16, MAX_BYTES = 16 << 20 };
 
-/* Folder of this run, and what the last call printed there. */
+/* Folder of this case, the set in the tree, and what the last call printed. */
 typedef struct place {
     char dir[64], set[96], out[96], errors[96];
-    char *out_text, *errors_text;
+    char *tree, *out_text, *errors_text;
     ms_json_doc *report;
 } place;
+
+static void read_into(char **text, const char *path) {
+    size_t len;
+    free(*text);
+    assert_int_equal(ms_file_read_all(path, MAX_BYTES, text, &len, NULL), MS_OK);
+}
 
 static int make_place(void **state) {
     place *p = calloc(1, sizeof *p);
@@ -43,30 +49,18 @@ static int make_place(void **state) {
     return 0;
 }
 
-static void forget_output(place *p) {
-    ms_json_free(p->report);
-    free(p->out_text);
-    free(p->errors_text);
-    p->report = NULL;
-    p->out_text = p->errors_text = NULL;
-}
-
 static int remove_place(void **state) {
     place *p = *state;
-    forget_output(p);
+    ms_json_free(p->report);
+    free(p->tree);
+    free(p->out_text);
+    free(p->errors_text);
     unlink(p->set);
     unlink(p->out);
     unlink(p->errors);
     int left = rmdir(p->dir);
     free(p);
     return left;
-}
-
-static char *read_all(const char *path) {
-    char *text = NULL;
-    size_t len;
-    assert_int_equal(ms_file_read_all(path, MAX_BYTES, &text, &len, NULL), MS_OK);
-    return text;
 }
 
 static void write_set(const place *p, const char *text, size_t len) {
@@ -91,7 +85,8 @@ static int quality(place *p, ...) {
     va_start(ap, p);
     for (size_t i = 3; i < MAX_ARGS + 3 && (argv[i] = va_arg(ap, const char *)) != NULL; i++) {}
     va_end(ap);
-    forget_output(p);
+    ms_json_free(p->report); /* points into out_text */
+    p->report = NULL;
     pid_t child = fork();
     if (child == 0) {
         replace_fd(STDOUT_FILENO, p->out);
@@ -102,8 +97,8 @@ static int quality(place *p, ...) {
     assert_true(child > 0);
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
-    p->out_text = read_all(p->out);
-    p->errors_text = read_all(p->errors);
+    read_into(&p->out_text, p->out);
+    read_into(&p->errors_text, p->errors);
     if (!WIFEXITED(status)) fail_msg("%s ended by signal %d: %s", program, WTERMSIG(status), p->errors_text);
     return WEXITSTATUS(status);
 }
@@ -150,7 +145,8 @@ static void test_every_token_equal(void **state) {
     int code = quality(p, MODEL, "--set", SET, "--json", NULL);
     const ms_json *r = report(p);
     const ms_json *differences = ms_json_get(r, "differences");
-    if (code || differences->count) fail_msg("exit code %d, differences %.*s", code, (int)differences->raw_len, differences->raw);
+    if (code || differences->count)
+        fail_msg("exit code %d, differences %.*s", code, (int)differences->raw_len, differences->raw);
     assert_true(ms_json_is_string(ms_json_get(r, "precision"), "fast"));
     assert_true(ms_json_is_string(ms_json_get(r, "static"), "q8"));
     assert_true(number(r, "prompts") >= 72);
@@ -169,22 +165,23 @@ static void test_every_token_equal(void **state) {
     assert_true(number(ms_json_get(r, "prefill"), "tokens") >= 3 * 6000);
 }
 
-/* A zero in front would not be JSON, so another digit takes the place of the last one. */
+/* The last digit changes: a zero in front would not be JSON. */
 static void test_a_damaged_id_is_noticed(void **state) {
     place *p = *state;
-    char *text = read_all(SET);
+    read_into(&p->tree, SET);
+    char *text = p->tree;
     size_t len = head_length(text, 2), at = first_id(text);
     unsigned long right = strtoul(text + at, NULL, 10);
     size_t last = at + strspn(text + at, "0123456789") - 1;
     text[last] = text[last] == '9' ? '8' : (char)(text[last] + 1);
     unsigned long wrong = strtoul(text + at, NULL, 10);
     write_set(p, text, len);
-    free(text);
 
     assert_int_equal(quality(p, MODEL, "--set", p->set, "--json", NULL), 1);
     const ms_json *r = report(p), *differences = ms_json_get(r, "differences"), *d = differences->child;
     assert_int_equal(number(r, "prompts"), 2);
-    assert_int_equal(number(r, "equal") + 1, number(r, "tokens"));
+    /* Behind it the model reads the damaged answer, so more may differ. */
+    assert_true(number(r, "equal") < number(r, "tokens"));
     assert_int_equal(differences->count, 1);
     assert_true(ms_json_is_string(ms_json_get(d, "name"), "greeting-01"));
     assert_int_equal(number(d, "position"), 0);
@@ -203,33 +200,34 @@ static void test_a_damaged_id_is_noticed(void **state) {
 /* Recording again, over damaged expectations, gives the bytes of the file in the tree. */
 static void test_recording_is_reproducible(void **state) {
     place *p = *state;
-    char *text = read_all(SET);
+    read_into(&p->tree, SET);
+    char *text = p->tree, *recorded = NULL;
     size_t len = head_length(text, 3), at = first_id(text);
     char kept = text[at];
     text[at] = kept == '1' ? '2' : '1';
     write_set(p, text, len);
     text[at] = kept;
-    assert_int_equal(quality(p, MODEL, "--set", p->set, "--record", "--precision", "reference", "--static", "bf16", NULL), 0);
-    char *recorded = read_all(p->set);
-    assert_int_equal(strlen(recorded), len);
-    assert_memory_equal(recorded, text, len);
+    assert_int_equal(
+        quality(p, MODEL, "--set", p->set, "--record", "--precision", "reference", "--static", "bf16", NULL), 0);
+    read_into(&recorded, p->set);
+    bool same = strlen(recorded) == len && memcmp(recorded, text, len) == 0;
     free(recorded);
+    assert_true(same);
 
     /* A limit cuts the answers, and what is compared. */
     assert_int_equal(quality(p, MODEL, "--set", p->set, "--record", "--precision", "reference", "--static", "bf16",
-                             "--max-tokens", "5", NULL), 0);
+                             "--max-tokens", "5", NULL),
+                     0);
     assert_int_equal(quality(p, MODEL, "--set", p->set, "--json", NULL), 0);
     assert_int_equal(number(report(p), "tokens"), 3 * 5);
     assert_int_equal(quality(p, MODEL, "--set", p->set, "--json", "--max-tokens", "2", NULL), 0);
     assert_int_equal(number(report(p), "tokens"), 3 * 2);
-    free(text);
 }
 
 static void test_error_against_reference(void **state) {
     place *p = *state;
-    char *text = read_all(SET);
-    write_set(p, text, head_length(text, 3));
-    free(text);
+    read_into(&p->tree, SET);
+    write_set(p, p->tree, head_length(p->tree, 3));
     double relative, max_abs;
     assert_int_equal(quality(p, MODEL, "--set", p->set, "--json", "--against-reference", NULL), 0);
     const ms_json *a = ms_json_get(report(p), "against_reference");
@@ -239,13 +237,15 @@ static void test_error_against_reference(void **state) {
     assert_true(max_abs > 0 && max_abs < 1);
 
     assert_int_equal(quality(p, MODEL, "--set", p->set, "--json", "--against-reference", "--precision", "reference",
-                             "--static", "bf16", NULL), 0);
+                             "--static", "bf16", NULL),
+                     0);
     a = ms_json_get(report(p), "against_reference");
     assert_true(ms_json_double(ms_json_get(a, "relative_error"), &relative));
     assert_true(relative == 0);
 }
 
-#define REQUEST "\"request\":{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}"
+#define REQUEST              "\"request\":{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}"
+#define GOOD                 ",\"expected\":{\"ids\":[1],\"margins\":[1]}"
 #define LINE(name, expected) "{\"name\":\"" name "\",\"family\":\"f\"," REQUEST expected "}\n"
 
 static void test_bad_sets_are_refused(void **state) {
@@ -261,11 +261,10 @@ static void test_bad_sets_are_refused(void **state) {
     expect_refusal(p, LINE("a", ",\"expected\":{\"ids\":[-1],\"margins\":[1]}"), 1, "expected.ids[0]");
     expect_refusal(p, LINE("a", ",\"expected\":{\"ids\":[1],\"margins\":[-1]}"), 1, "expected.margins[0]");
     expect_refusal(p, LINE("a", ",\"expected\":{\"ids\":[],\"margins\":[]}"), 1, "expected.ids");
-    expect_refusal(p, LINE("a", ",\"expected\":{\"ids\":[1],\"margins\":[1]}") LINE("a", ",\"expected\":{\"ids\":[1],\"margins\":[1]}"),
-                   1, "'a' twice");
+    expect_refusal(p, LINE("a", GOOD) LINE("a", GOOD), 1, "'a' twice");
     /* The timeline refuses an id beyond the vocabulary; the message says whose it is. */
     expect_refusal(p, LINE("a", ",\"expected\":{\"ids\":[4000000000,1],\"margins\":[1,1]}"), 2, "set.jsonl: a: ");
-    expect_refusal(p, "{\"name\":\"a\",\"family\":\"f\",\"request\":{\"messages\":7},\"expected\":{\"ids\":[1],\"margins\":[1]}}\n", 2,
+    expect_refusal(p, "{\"name\":\"a\",\"family\":\"f\",\"request\":{\"messages\":7}" GOOD "}\n", 2,
                    "set.jsonl: a: request: messages");
 }
 
@@ -277,7 +276,8 @@ static void test_wrong_usage(void **state) {
     assert_non_null(strstr(p->errors_text, "--precision reference --static bf16"));
     assert_int_equal(quality(p, MODEL, "--set", SET, "--record", "--precision", "reference", NULL), 2);
     assert_int_equal(quality(p, MODEL, "--set", SET, "--record", "--against-reference", "--precision", "reference",
-                             "--static", "bf16", NULL), 2);
+                             "--static", "bf16", NULL),
+                     2);
     assert_int_equal(quality(p, MODEL, "--set", "/nonexistent/set.jsonl", NULL), 1);
     assert_non_null(strstr(p->errors_text, "/nonexistent/set.jsonl"));
     assert_int_equal(quality(p, "--help", NULL), 0);

@@ -83,7 +83,9 @@ static void turns_append(void **state) {
     ms_conversation_init(&c, &model);
     assert_int_equal(ms_conversation_system(&c, "Be kind.", 8, NULL), MS_OK);
     turn(&c, "Hi \"you\"\n", "Hello" END, 0);
-    same_ids(&c.ids, "{\"thinking\":false,\"add_generation_prompt\":false,\"messages\":[{\"role\":\"system\",\"content\":\"Be kind.\"},"
+    same_ids(&c.ids,
+             "{\"thinking\":false,\"add_generation_prompt\":false,\"messages\":[{\"role\":\"system\",\"content\":\"Be "
+             "kind.\"},"
              "{\"role\":\"user\",\"content\":\"Hi \\\"you\\\"\\n\"},{\"role\":\"assistant\",\"content\":\"Hello\"}]}");
     assert_int_equal(ms_conversation_system(&c, "late", 4, NULL), MS_ERR_USAGE);
     size_t before = c.ids.count;
@@ -91,8 +93,12 @@ static void turns_append(void **state) {
     assert_int_equal(ms_conversation_user(&c, "More", 4, &p, NULL), MS_OK);
     assert_int_equal(p.appended_from, before);
     assert_memory_equal(p.ids.data, c.ids.data, before * sizeof *p.ids.data);
-    same_ids(&p.ids, "{\"thinking\":false,\"messages\":[{\"role\":\"system\",\"content\":\"Be kind.\"},{\"role\":\"user\",\"content\":"
-             "\"Hi \\\"you\\\"\\n\"},{\"role\":\"assistant\",\"content\":\"Hello\"},{\"role\":\"user\",\"content\":\"More\"}]}");
+    same_ids(
+        &p.ids,
+        "{\"thinking\":false,\"messages\":[{\"role\":\"system\",\"content\":\"Be "
+        "kind.\"},{\"role\":\"user\",\"content\":"
+        "\"Hi "
+        "\\\"you\\\"\\n\"},{\"role\":\"assistant\",\"content\":\"Hello\"},{\"role\":\"user\",\"content\":\"More\"}]}");
     ms_prompt_free(&p);
     turn(&c, "More", "Yes" END, 0);
     assert_true(ms_conversation_undo(&c));
@@ -103,8 +109,9 @@ static void turns_append(void **state) {
 
 static void cut_replies_are_closed(void **state) {
     (void)state;
-    static const char whole[] = "{\"thinking\":false,\"add_generation_prompt\":false,\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},"
-                                "{\"role\":\"assistant\",\"content\":\"Hello\"}]}";
+    static const char whole[] =
+        "{\"thinking\":false,\"add_generation_prompt\":false,\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},"
+        "{\"role\":\"assistant\",\"content\":\"Hello\"}]}";
     static const struct {
         const char *text;
         size_t forced;
@@ -130,7 +137,8 @@ static void other_replies_are_rendered(void **state) {
     ms_conversation c;
     ms_conversation_init(&c, &model);
     turn(&c, "Hi", "Hello<|close|>message<|sep|><|end_of_msg|>", 0); /* the response was not closed */
-    same_ids(&c.ids, "{\"thinking\":false,\"add_generation_prompt\":false,\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},"
+    same_ids(&c.ids,
+             "{\"thinking\":false,\"add_generation_prompt\":false,\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},"
              "{\"role\":\"assistant\",\"content\":\"Hello\"}]}");
     ms_conversation_fini(&c);
 }
@@ -169,13 +177,16 @@ static void a_new_mode_renders_again(void **state) {
     assert_int_equal(ms_conversation_user(&c, "More", 4, &p, NULL), MS_OK);
     assert_int_equal(p.appended_from, 0);
     assert_int_equal(p.channel, MS_CHANNEL_THINK);
-    same_ids(&p.ids, "{\"thinking\":true,\"thinking_effort\":\"low\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":"
-             "\"assistant\",\"content\":\"Hello\"},{\"role\":\"user\",\"content\":\"More\"}]}");
+    same_ids(
+        &p.ids,
+        "{\"thinking\":true,\"thinking_effort\":\"low\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":"
+        "\"assistant\",\"content\":\"Hello\"},{\"role\":\"user\",\"content\":\"More\"}]}");
     ms_prompt_free(&p);
     ms_conversation_fini(&c);
 }
 
-/* A prefix of a conversation, cut at every id, continues: inside a reply it is closed, at a boundary nothing is added. */
+/* A prefix of a conversation, cut at every id, continues: inside a reply it is closed, at a boundary nothing is added.
+ */
 static void foreign_ids_continue(void **state) {
     (void)state;
     ms_conversation c, d;
@@ -207,9 +218,13 @@ static void tool_calls_stay_exact(void **state) {
     (void)state;
     ms_conversation c;
     ms_conversation_init(&c, &model);
-    turn(&c, "Hi", "<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\" index=\"1\"<|sep|><|open|>argument key=\"a\" "
-         "type=\"number\"<|sep|>1e2<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>"
-         "<|end_of_msg|>", 0);
+    turn(&c, "Hi",
+         "<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\" index=\"1\"<|sep|><|open|>argument "
+         "key=\"a\" "
+         "type=\"number\"<|sep|>1e2<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|"
+         "sep|>"
+         "<|end_of_msg|>",
+         0);
     assert_non_null(strstr(c.messages.data, "{\\\"a\\\":1e2}"));
     turn(&c, "More", "Yes", 7);
     ms_conversation_fini(&c);

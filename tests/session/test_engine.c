@@ -214,13 +214,13 @@ static void no_fit(void **state) {
     uint64_t size_after = status_kib("VmSize:"), resident_after = status_kib("VmRSS:");
     assert_null(e);
     REFUSED(st, &err, MS_ERR_NO_FIT, total, reserve, "static", "cache", "state", "available", "--context");
-    assert_true(size_after <= size + 2048);
-    assert_true(resident_after <= resident + 2048);
+    if (SANITIZED) print_message("memory is not compared: a sanitizer's is not the program's\n");
+    else assert_true(size_after <= size + 2048 && resident_after <= resident + 2048);
 
     o.context = 0; /* the same reserve, less context: fits, and the check above could have failed */
     rig r;
     rig_open(&r, &o);
-    assert_true(status_kib("VmSize:") > size + small / 1024 / 2);
+    if (!SANITIZED) assert_true(status_kib("VmSize:") > size + small / 1024 / 2);
     rig_close(&r);
     o.reserve_bytes = UINT64_MAX - 1;
     assert_int_equal(ms_engine_open(&e, &o, &err), MS_ERR_NO_FIT);
@@ -396,11 +396,35 @@ static void sink_fails(void **state) {
     rig_close(&r);
 }
 
+/* Three threads do one forward, with the bits of one thread; for the thread sanitizer above all. */
+static void threads(void **state) {
+    (void)state;
+    uint64_t found[2];
+    for (int i = 0; i < 2; i++) {
+        ms_engine_options o;
+        ms_error err;
+        rig r;
+        uint32_t ids[24];
+        ms_engine_options_default(&o, TINY);
+        o.threads = i ? 3 : 1;
+        o.experts = 3;
+        rig_open(&r, &o);
+        assert_int_equal(r.e->backend->threads, o.threads);
+        some_ids(ids, 24, r.vocab);
+        ok(ms_session_forward(r.s, ids, 23, NULL, &err), &err);
+        ok(ms_session_forward(r.s, ids + 23, 1, NULL, &err), &err);
+        found[i] = fingerprint_with_logits(&r);
+        rig_close(&r);
+    }
+    assert_int_equal(found[0], found[1]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(folders),       cmocka_unit_test(config_faults), cmocka_unit_test(header_faults),
         cmocka_unit_test(weights_not_finite), cmocka_unit_test(option_limits), cmocka_unit_test(no_fit),
         cmocka_unit_test(context_edge),  cmocka_unit_test(bad_ids),       cmocka_unit_test(cancel_everywhere),
-        cmocka_unit_test(cancel_before), cmocka_unit_test(sink_fails)};
+        cmocka_unit_test(cancel_before), cmocka_unit_test(sink_fails),
+        cmocka_unit_test(threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

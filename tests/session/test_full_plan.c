@@ -13,15 +13,6 @@
 #include "engine_util.h"
 #include "lane/k3/k3_synth.h"
 
-/* A sanitizer's own memory would be counted. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 };
-#elif defined(__has_feature)
-enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
-#else
-enum { SANITIZED = 0 };
-#endif
-
 static char dir[PATH_BYTES];
 
 /* In a child, so that the writer's memory does not count against the reader's. */

@@ -10,15 +10,6 @@
 
 #include "engine_util.h"
 
-/* A sanitizer's own memory would be counted. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 };
-#elif defined(__has_feature)
-enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
-#else
-enum { SANITIZED = 0 };
-#endif
-
 enum { PROMPT = 300, STEPS = 20 };
 #define SLACK_BYTES ((uint64_t)16 << 20)
 #define GROWTH_BYTES ((uint64_t)2 << 20) /* code and stacks that the first pass touches */

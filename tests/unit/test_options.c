@@ -27,15 +27,38 @@ static const ms_option table[] = {
     {.name = "flag", .letter = 'f', .type = MS_OPTION_FLAG, .offset = FIELD(flag), .help = "A flag."},
     {.name = "on", .type = MS_OPTION_SET, .offset = FIELD(mode), .set = 1, .help = "On."},
     {.name = "off", .type = MS_OPTION_SET, .offset = FIELD(mode), .set = 2, .help = "Off."},
-    {.name = "text", .letter = 't', .type = MS_OPTION_STRING, .offset = FIELD(text), .arg = "TEXT", .help = "A text.",
+    {.name = "text",
+     .letter = 't',
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(text),
+     .arg = "TEXT",
+     .help = "A text.",
      .env = "MS_TEST_TEXT"},
     {.name = "list", .type = MS_OPTION_LIST, .offset = FIELD(list), .arg = "X", .max = 2, .help = "A list."},
-    {.name = "small", .letter = 's', .type = MS_OPTION_U32, .offset = FIELD(small), .arg = "N", .min = 1, .help = "Small."},
-    {.name = "big", .type = MS_OPTION_U64, .offset = FIELD(big), .arg = "N", .min = 64, .max = 1024, .help = "Big.",
+    {.name = "small",
+     .letter = 's',
+     .type = MS_OPTION_U32,
+     .offset = FIELD(small),
+     .arg = "N",
+     .min = 1,
+     .help = "Small."},
+    {.name = "big",
+     .type = MS_OPTION_U64,
+     .offset = FIELD(big),
+     .arg = "N",
+     .min = 64,
+     .max = 1024,
+     .help = "Big.",
      .env = "MS_TEST_BIG"},
     {.name = "bytes", .type = MS_OPTION_BYTES, .offset = FIELD(bytes), .arg = "BYTES", .help = "Bytes."},
     {.name = "seed", .type = MS_OPTION_I64, .offset = FIELD(seed), .arg = "N", .help = "Seed."},
-    {.name = "real", .type = MS_OPTION_REAL, .offset = FIELD(real), .arg = "R", .low = 0, .low_open = true, .high = 1,
+    {.name = "real",
+     .type = MS_OPTION_REAL,
+     .offset = FIELD(real),
+     .arg = "R",
+     .low = 0,
+     .low_open = true,
+     .high = 1,
      .help = "Real."},
     {.name = "choice", .type = MS_OPTION_CHOICE, .offset = FIELD(choice), .choices = colours, .help = "A colour."},
     {.name = "secret", .type = MS_OPTION_FLAG, .offset = FIELD(flag)},
@@ -52,7 +75,8 @@ typedef struct run {
 static ms_status parse(run *p, const char *const *args) {
     *p = (run){0};
     p->group = (ms_option_group){"Things", table, sizeof table / sizeof table[0], &p->v};
-    p->set = (ms_option_set){.program = "prog", .synopsis = "[options]", .groups = &p->group, .group_count = 1, .max_args = 1};
+    p->set = (ms_option_set){
+        .program = "prog", .synopsis = "[options]", .groups = &p->group, .group_count = 1, .max_args = 1};
     char *argv[16] = {0};
     int argc = 1;
     for (; args[argc - 1]; argc++) argv[argc] = (char *)(uintptr_t)args[argc - 1];
@@ -72,8 +96,9 @@ static void refused(const char *const *args, const char *part) {
 static void every_type(void **state) {
     (void)state;
     run p;
-    assert_int_equal(parse(&p, ARGS("--flag", "--off", "--text", "-x", "--list=a", "--list", "b", "--small=4294967295", "--big",
-                                    "64", "arg", "--bytes=4G", "--seed", "-9223372036854775808")), MS_OK);
+    assert_int_equal(parse(&p, ARGS("--flag", "--off", "--text", "-x", "--list=a", "--list", "b", "--small=4294967295",
+                                    "--big", "64", "arg", "--bytes=4G", "--seed", "-9223372036854775808")),
+                     MS_OK);
     assert_true(p.v.flag);
     assert_int_equal(p.v.mode, 2);
     assert_string_equal(p.v.text, "-x"); /* a value may begin with a dash */
@@ -85,7 +110,8 @@ static void every_type(void **state) {
     assert_true(p.v.seed == INT64_MIN);
     assert_int_equal(p.r.arg_count, 1);
     assert_string_equal(p.r.args[0], "arg");
-    assert_int_equal(parse(&p, ARGS("--real", "0.25", "--choice", "green", "--bytes", "512MiB", "--on", "--off", "--on")), MS_OK);
+    assert_int_equal(
+        parse(&p, ARGS("--real", "0.25", "--choice", "green", "--bytes", "512MiB", "--on", "--off", "--on")), MS_OK);
     assert_true(p.v.real == 0.25);
     assert_int_equal(p.v.choice, 1);
     assert_true(p.v.bytes == UINT64_C(512) << 20);
@@ -191,12 +217,9 @@ static void help_stops_and_describes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type),
-        cmocka_unit_test(letters_and_the_end_of_options),
-        cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(the_environment_fills_gaps),
-        cmocka_unit_test(exclusive_options),
-        cmocka_unit_test(help_stops_and_describes),
+        cmocka_unit_test(every_type),        cmocka_unit_test(letters_and_the_end_of_options),
+        cmocka_unit_test(what_is_refused),   cmocka_unit_test(the_environment_fills_gaps),
+        cmocka_unit_test(exclusive_options), cmocka_unit_test(help_stops_and_describes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,15 +81,24 @@ void cpu_mix_norm(ms_backend *be, float *out, const ms_mix *mix, uint32_t n, uin
 
 /* ------------------------------------------------------------------ products */
 
-/* Q8 rows as exact values: each row is decoded once for all input rows. */
+/* Row r of a Q8 weight as f32. */
+static void decode_row(const cpu_backend *c, float *out, const ms_weight *w, uint32_t r) {
+    for (uint32_t g = 0; g < ms_q8_groups(w->cols); g++)
+        c->k->from_int8(out + (size_t)g * MS_Q8_WEIGHT_GROUP,
+                        (const int8_t *)w->data + ms_q8_data_offset(w->rows, w->cols, r, g),
+                        w->scales[ms_q8_scale_index(w->rows, w->cols, r, g)], ms_q8_group_cols(w->cols, g));
+}
+
+/* Q8 rows as exact values: each is decoded once for all input rows, two at a time. */
 static void decoded_rows(const cpu_backend *c, const ms_weight *w, const cpu_input *in, uint32_t x_first,
                          uint32_t x_count, uint32_t first, uint32_t last, float *out, size_t out_stride,
                          unsigned worker) {
-    float *row = cpu_worker(c, worker);
-    for (uint32_t r = first; r < last; r++) {
-        ms_q8_row(row, w->data, w->scales, w->rows, w->cols, r);
-        c->k->rows_f32(out + (r - first), out_stride, in->x + x_first * in->x_stride, in->x_stride, x_count, row,
-                       w->cols, 1, w->cols);
+    float *rows = cpu_worker(c, worker);
+    for (uint32_t r = first; r < last; r += 2) {
+        uint32_t count = last - r < 2 ? 1 : 2;
+        for (uint32_t i = 0; i < count; i++) decode_row(c, rows + (size_t)i * w->cols, w, r + i);
+        c->k->rows_f32(out + (r - first), out_stride, in->x + x_first * in->x_stride, in->x_stride, x_count, rows,
+                       w->cols, count, w->cols);
     }
 }
 

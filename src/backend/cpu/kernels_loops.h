@@ -39,6 +39,10 @@ static void loop_divide(float *out, const float *x, float d, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = x[i] / d;
 }
 
+static void loop_from_int8(float *out, const int8_t *q, float scale, size_t n) {
+    for (size_t i = 0; i < n; i++) out[i] = (float)q[i] * scale;
+}
+
 static void loop_to_bf16(uint16_t *out, const float *x, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = ms_bf16_from_f32(x[i]);
 }
@@ -84,7 +88,7 @@ static void loop_kda_columns(const ms_cpu_kda_run *run, size_t columns) {
 
 #define MS_CPU_KERNELS_LOOPS                                                                                           \
     .add = loop_add, .scale = loop_scale, .scale_mul = loop_scale_mul, .axpy = loop_axpy, .fma_rows = loop_fma_rows,   \
-    .merge = loop_merge, .divide = loop_divide, .to_bf16 = loop_to_bf16, .from_bf16 = loop_from_bf16,                  \
-    .round_bf16 = loop_round_bf16
+    .merge = loop_merge, .from_int8 = loop_from_int8, .divide = loop_divide, .to_bf16 = loop_to_bf16,                  \
+    .from_bf16 = loop_from_bf16, .round_bf16 = loop_round_bf16
 
 #endif

@@ -35,10 +35,12 @@
 #if GPU_HIP
   #define GPU_API(n) hip##n
   #define GPU_NAME "hip"
+  #define GPU_BACKEND_NAME "hip"
   #define GPU_PROPERTIES hipDeviceProp_t
 #elif GPU_CUDA
   #define GPU_API(n) cuda##n
   #define GPU_NAME "cuda"
+  #define GPU_BACKEND_NAME "cuda"
   #define GPU_PROPERTIES cudaDeviceProp
 #endif
 #if GPU_HIP || GPU_CUDA
@@ -138,7 +140,7 @@
       case 2: return (uint32_t)__builtin_amdgcn_update_dpp(0, (int)v, 0x162, 0xf, 0xf, true);
       case 4: return (uint32_t)__builtin_amdgcn_update_dpp(0, (int)v, 0x164, 0xf, 0xf, true);
       case 8: return (uint32_t)__builtin_amdgcn_update_dpp(0, (int)v, 0x168, 0xf, 0xf, true);
-      case 16: return (uint32_t)__builtin_amdgcn_permlanex16((int)v, (int)v, 0x76543210, (int)0xfedcba98, true, false);
+      case 16: return __builtin_amdgcn_permlanex16(v, v, 0x76543210u, 0xfedcba98u, true, false);
       default: break;
       }
   #endif
@@ -211,6 +213,12 @@
   }
 #endif
 
+// A value that all lanes of the wave share, told to the compiler: addresses made of it stay in scalar registers.
+#if GPU_HIP
+GPU_DEV uint32_t gpu_uniform(uint32_t v)           { return (uint32_t)__builtin_amdgcn_readfirstlane((int)v); }
+#else
+GPU_DEV uint32_t gpu_uniform(uint32_t v)           { return v; }
+#endif
 GPU_DEV float    gpu_shfl_xor(float v, int m)      { return gpu_as_f32(gpu_shfl_xor_u32(gpu_as_u32(v), m)); }
 GPU_DEV float    gpu_shfl_f32(float v, int lane)   { return gpu_as_f32(gpu_shfl(gpu_as_u32(v), lane)); }
 #if GPU_CUDA
@@ -227,8 +235,10 @@ GPU_DEV gpu_f4 gpu_load_f4(const void *p) { return *(const gpu_f4 *)p; }
 
 #if GPU_HIP || GPU_CUDA
   #define GPU_UNROLL _Pragma("unroll")
+  #define GPU_ROLLED _Pragma("unroll 1")
 #else
   #define GPU_UNROLL
+  #define GPU_ROLLED
 #endif
 
 GPU_DEV unsigned gpu_lane(void) { return gpu_tid() & (GPU_WAVE - 1); }
@@ -254,8 +264,11 @@ GPU_DEV float gpu_wave_max(float v) {
     for (int m = GPU_WAVE / 2; m; m >>= 1) { float o = gpu_shfl_xor(v, m); v = o > v ? o : v; }
     return v;
 }
+GPU_DEV uint32_t gpu_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 GPU_DEV uint32_t gpu_wave_max_u32(uint32_t v) {
-    GPU_UNROLL
-    for (int m = GPU_WAVE / 2; m; m >>= 1) { uint32_t o = gpu_shfl_xor_u32(v, m); v = o > v ? o : v; }
-    return v;
+    v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 16));
+    v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 8));
+    v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 4));
+    v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 2));
+    return gpu_max_u32(v, gpu_shfl_xor_u32(v, 1));
 }

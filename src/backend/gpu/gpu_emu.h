@@ -28,6 +28,7 @@ typedef int gpuError_t;
 typedef int gpuStream_t;
 typedef double gpuEvent_t;
 #define GPU_NAME "emu"
+#define GPU_BACKEND_NAME "gpu-emulated"
 #define gpuSuccess 0
 enum { gpuMemcpyHostToDevice, gpuMemcpyDeviceToHost, gpuMemcpyDeviceToDevice };
 double gpu_emu_now_ms(void);
@@ -35,7 +36,7 @@ static inline const char *gpuGetErrorString(gpuError_t e) { return e == 2 ? "out
 static inline gpuError_t gpuGetLastError(void) { return 0; }
 static inline gpuError_t gpuGetDeviceCount(int *n) { *n = 1; return 0; }
 static inline gpuError_t gpuMalloc(void **p, size_t n) {
-    *p = n > SIZE_MAX / 2 ? nullptr : aligned_alloc(4096, (n + 4095) / 4096 * 4096 + (n ? 0 : 4096));
+    *p = n >> 40 ? nullptr : aligned_alloc(4096, (n + 4095) / 4096 * 4096 + (n ? 0 : 4096));
     if (*p) memset(*p, 0xff, n);
     return *p ? 0 : 2;
 }

@@ -162,7 +162,7 @@ typedef struct k_product {
     uint32_t block_end; // set by the launcher: first block behind this product
 } k_product;
 
-enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 8 };
+enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4 };
 
 // Products of the same input rows.
 typedef struct k_project_args {
@@ -202,6 +202,7 @@ GPU_DEV void k_q8_tile(const k_product *p, const k_project_args *a, uint32_t row
     float part[NX];
     GPU_UNROLL
     for (int x = 0; x < NX; x++) part[x] = 0.0f;
+    GPU_ROLLED
     for (uint32_t g0 = 0; g0 < groups; g0 += 4) {
         const uint32_t g = g0 + lane / 8, col = g0 * K_Q8_GROUP + lane * 16;
         const bool live = g < groups, stored = col < stride;
@@ -263,6 +264,7 @@ GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t ro
     }
     uint32_t at = 0;
     if (p->mode == K_MODE_BF16 && p->rows > 1 && cols % 8 == 0) {
+        GPU_ROLLED
         for (; cols - at >= K_BF16_BLOCK; at += K_BF16_BLOCK) {
             gpu_u4 w[K_DOT_ROWS];
             GPU_UNROLL
@@ -286,6 +288,7 @@ GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t ro
             }
         }
     }
+    GPU_ROLLED
     for (uint32_t i = at + lane; i < cols; i += GPU_WAVE) {
         float w[K_DOT_ROWS];
         GPU_UNROLL
@@ -313,7 +316,10 @@ GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t ro
     }
 }
 
-template <int NX> GPU_DEV void k_project_block(const k_project_args *a) {
+enum { K_KIND_Q8 = 1, K_KIND_DOT = 2 };
+
+// KINDS: what the products may be, so that a kernel holds registers for no more than that.
+template <int NX, int KINDS> GPU_DEV void k_project_block(const k_project_args *a) {
     k_product p = a->product[0];
     uint32_t first = 0;
     GPU_UNROLL
@@ -323,33 +329,49 @@ template <int NX> GPU_DEV void k_project_block(const k_project_args *a) {
             p = a->product[i];
         }
     }
-    const uint32_t tile = (gpu_bx() - first) * K_WAVES + gpu_wave();
-    const uint32_t per_wave = p.mode == K_MODE_Q8 ? (uint32_t)K_Q8_ROWS : (uint32_t)K_DOT_ROWS;
-    if (tile >= k_ceil_div(p.rows, per_wave)) return;
+    const uint32_t tile = gpu_uniform((gpu_bx() - first) * K_WAVES + gpu_wave());
+    const bool q8 = KINDS == K_KIND_Q8 || (KINDS != K_KIND_DOT && p.mode == K_MODE_Q8);
+    if (tile >= k_ceil_div(p.rows, q8 ? (uint32_t)K_Q8_ROWS : (uint32_t)K_DOT_ROWS)) return;
     for (uint32_t x = gpu_by() * NX; x < a->n; x += gpu_nby() * NX) {
-        if (p.mode == K_MODE_Q8) k_q8_tile<NX>(&p, a, tile * K_Q8_ROWS, x);
+        if (q8) k_q8_tile<NX>(&p, a, tile * K_Q8_ROWS, x);
         else k_dot_tile<NX>(&p, a, tile * K_DOT_ROWS, x);
     }
 }
 
-GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) { k_project_block<1>(&a); }
-GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_range(k_project_args a) { k_project_block<K_X_ROWS>(&a); }
+GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) { k_project_block<1, K_KIND_Q8 | K_KIND_DOT>(&a); }
+GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_q8(k_project_args a) { k_project_block<K_X_ROWS, K_KIND_Q8>(&a); }
+GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_dot(k_project_args a) { k_project_block<K_X_ROWS, K_KIND_DOT>(&a); }
 
-static void k_project(gpuStream_t stream, const k_project_args *args) {
-    k_project_args a = *args;
+// The products of the wanted kinds, with their blocks; the number of blocks.
+static uint32_t k_project_select(k_project_args *a, const k_project_args *all, int kinds) {
     uint32_t blocks = 0;
-    for (uint32_t i = 0; i < a.count; i++) {
-        uint32_t per_wave = a.product[i].mode == K_MODE_Q8 ? (uint32_t)K_Q8_ROWS : (uint32_t)K_DOT_ROWS;
-        blocks += k_ceil_div(a.product[i].rows, K_WAVES * per_wave);
-        a.product[i].block_end = blocks;
+    *a = *all;
+    a->count = 0;
+    for (uint32_t i = 0; i < all->count; i++) {
+        bool q8 = all->product[i].mode == K_MODE_Q8;
+        if (!(kinds & (q8 ? K_KIND_Q8 : K_KIND_DOT))) continue;
+        k_product *p = &a->product[a->count++];
+        *p = all->product[i];
+        blocks += k_ceil_div(p->rows, K_WAVES * (q8 ? (uint32_t)K_Q8_ROWS : (uint32_t)K_DOT_ROWS));
+        p->block_end = blocks;
     }
-    if (!blocks || !a.n) return;
-    if (a.n == 1) {
-        GPU_LAUNCH(kern_project_one, blocks, K_BLOCK, stream, a);
+    return blocks;
+}
+
+// One launch for a single row, where launches count; one a kind for a range.
+static void k_project(gpuStream_t stream, const k_project_args *all) {
+    k_project_args a;
+    if (!all->n) return;
+    if (all->n == 1) {
+        uint32_t blocks = k_project_select(&a, all, K_KIND_Q8 | K_KIND_DOT);
+        if (blocks) GPU_LAUNCH(kern_project_one, blocks, K_BLOCK, stream, a);
         return;
     }
-    uint32_t y = k_ceil_div(a.n, K_X_ROWS);
-    GPU_LAUNCH(kern_project_range, gpuDim3(blocks, y < K_GRID_Y ? y : (uint32_t)K_GRID_Y), K_BLOCK, stream, a);
+    uint32_t rows = k_ceil_div(all->n, K_X_ROWS), y = rows < K_GRID_Y ? rows : (uint32_t)K_GRID_Y;
+    uint32_t blocks = k_project_select(&a, all, K_KIND_Q8);
+    if (blocks) GPU_LAUNCH(kern_project_q8, gpuDim3(blocks, y), K_BLOCK, stream, a);
+    blocks = k_project_select(&a, all, K_KIND_DOT);
+    if (blocks) GPU_LAUNCH(kern_project_dot, gpuDim3(blocks, y), K_BLOCK, stream, a);
 }
 
 // ---------------------------------------------------------------- sums
@@ -373,7 +395,7 @@ static void k_add(gpuStream_t stream, const k_add_args *a) {
 // ---------------------------------------------------------------- weight conversion
 
 // Rows [first, first + n), columns [col0, col0 + window) of a weight, from raw rows of `window` elements.  col0 is a multiple
-// of 256.  *bad becomes the lowest row with a value that is not finite, or for BF16 is not after rounding.
+// of 256.  A row with a value that is not finite, or for BF16 is not after rounding, lowers *bad to bad_base + its index.
 typedef struct k_convert_args {
     const void *raw;
     uint32_t raw_bf16; // else F32
@@ -382,6 +404,7 @@ typedef struct k_convert_args {
     uint32_t mode; // K_MODE_Q8, _BF16 or _F32
     uint32_t rows, cols, first, n, col0, window;
     uint32_t *bad;
+    uint32_t bad_base;
 } k_convert_args;
 
 GPU_DEV bool k_convert_plain(const k_convert_args *a, uint32_t row, uint32_t col, float x) {
@@ -426,7 +449,7 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 4) kern_convert(k_convert_args a) {
         if (gpu_lane() == 0)
             a.scales[k_q8_scale_at(a.rows, k_q8_groups(a.cols), row, col / K_Q8_GROUP)] = k.scale;
     }
-    if (!ok) (void)gpu_atomic_min(a.bad, i);
+    if (!ok) (void)gpu_atomic_min(a.bad, a.bad_base + i);
 }
 
 static void k_convert(gpuStream_t stream, const k_convert_args *a) {

@@ -1,0 +1,165 @@
+# GPU backends, included by the Makefile.
+#   make GPU=hip ROCM_ARCH="gfx1151 gfx1100"   BUILD/libmoonshine_hip.so beside the programs
+#   make GPU=cuda CUDA_ARCH=sm_90              BUILD/libmoonshine_cuda.so
+#   make gpu-emu                               BUILD/libmoonshine_emu.so: the same kernels on the CPU, for tests
+#   make gpu-check                             everything about the kernels that needs no GPU
+# HIP needs ROCm, or on Debian: clang-19 clang-tools-19 lld-19 llvm-19 rocm-device-libs libamdhip64-dev; its clang is HIPCXX.
+
+GPU       ?=
+CUDA_ARCH ?= sm_90
+ROCM_ARCH ?= gfx1151 gfx1100
+ROCM      ?= $(wildcard /opt/rocm)
+NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+HIPCXX    ?= $(firstword $(wildcard $(ROCM)/llvm/bin/clang++) $(shell command -v clang++-19))
+LLVM_BIN  ?= $(firstword $(wildcard $(ROCM)/llvm/bin) /usr/lib/llvm-19/bin)
+# Most vector registers of a kernel on RDNA 3: 120 keep 12 waves on a SIMD.
+GPU_VGPRS ?= 120
+ifeq ($(origin CXX),default)
+CXX := $(subst clang,clang++,$(subst gcc,g++,$(CC)))
+endif
+
+GPU_DIR    := src/backend/gpu
+GPU_SRC    := $(GPU_DIR)/gpu_backend.cpp
+GPU_DEPS   := $(GPU_SRC) $(wildcard $(GPU_DIR)/*.h) $(wildcard src/backend/*.h src/base/*.h src/quant/*.h) \
+              include/moonshine/moonshine.h
+GPU_WARN   := -Wall -Wextra -Wconversion
+GPU_COMMON := -std=c++17 -fPIC -fvisibility=hidden -ffp-contract=off -Iinclude -Isrc
+GPU_FMA    := $(if $(filter x86_64,$(shell uname -m)),-mfma)
+comma      := ,
+# C parts that a library needs besides the kernels.
+GPU_C_OBJ  := $(patsubst src/%.c,$(BUILD)/pic/%.o,src/base/error.c src/backend/backend.c src/quant/mxfp4.c)
+# -z defs: a library that needs a function from the program would load in some programs only.  Sanitizer runtimes are
+# in the program.
+GPU_LINK   := -shared -Wl,--as-needed $(if $(SAN),,-Wl$(comma)-z$(comma)defs)
+
+EMU_LIB  := $(BUILD)/libmoonshine_emu.so
+HIP_LIB  := $(BUILD)/libmoonshine_hip.so
+CUDA_LIB := $(BUILD)/libmoonshine_cuda.so
+
+.PHONY: gpu-emu gpu-check gpu-check-emu gpu-check-hip gpu-check-cuda
+gpu-emu: $(EMU_LIB) ## the GPU backend on the emulator, for tests
+ifeq ($(GPU),hip)
+all: $(HIP_LIB)
+else ifeq ($(GPU),cuda)
+all: $(CUDA_LIB)
+else ifneq ($(GPU),)
+$(error GPU=$(GPU): expected hip or cuda)
+endif
+
+$(BUILD)/pic/%.o: src/%.c $(BUILD)/compile.flags
+	@mkdir -p $(@D)
+	$(call say,CC,'$< (library)')
+	$(Q)$(CC) $(COMPILE) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@
+
+# ---------------------------------------------------------------- emulator
+
+EMU_FLAGS = $(OPT) -g $(GPU_WARN) $(GPU_COMMON) $(GPU_FMA) -pthread
+$(BUILD)/gpu-emu.flags: FORCE
+	$(call stamp,$(CXX) $(EMU_FLAGS) $(SAN))
+
+$(BUILD)/emu/gpu_backend.o: $(GPU_DEPS) $(BUILD)/gpu-emu.flags
+	@mkdir -p $(@D)
+	$(call say,CXX,'$< (emulator)')
+	$(Q)$(CXX) $(EMU_FLAGS) $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer) \
+	    -c $< -o $@
+
+# Never under the race detector: the emulator tells it by hand what orders what.
+EMU_SAN = $(filter-out thread,$(SAN))
+$(BUILD)/emu/gpu_emu.o: $(GPU_DIR)/gpu_emu.cpp $(GPU_DIR)/gpu_emu.h $(BUILD)/gpu-emu.flags
+	@mkdir -p $(@D)
+	$(call say,CXX,$<)
+	$(Q)$(CXX) $(EMU_FLAGS) $(if $(EMU_SAN),-fsanitize=$(EMU_SAN) -fno-omit-frame-pointer) -c $< -o $@
+
+$(EMU_LIB): $(BUILD)/emu/gpu_backend.o $(BUILD)/emu/gpu_emu.o $(GPU_C_OBJ)
+	$(call say,LINK,$@)
+	$(Q)$(CXX) $(GPU_LINK) -pthread $(if $(SAN),-fsanitize=$(SAN)) $^ -o $@
+
+# ---------------------------------------------------------------- AMD
+
+# Without ROCm: Debian's device libraries with the files for newer parts that they lack.
+HIP_BITCODE := $(if $(ROCM),,$(BUILD)/hip/bitcode)
+HIP_FLAGS    = -x hip -O3 $(GPU_WARN) $(GPU_COMMON) -fno-fast-math \
+               $(if $(ROCM),--rocm-path=$(ROCM),--rocm-device-lib-path=$(HIP_BITCODE))
+HIP_LIBRARY := $(if $(ROCM),-L$(ROCM)/lib -Wl$(comma)-rpath$(comma)$(ROCM)/lib)
+HIP_CHECKED := gfx1151 gfx1100
+
+$(BUILD)/hip/bitcode: tools/gpu/hip_bitcode.sh
+	@mkdir -p $(@D)
+	$(Q)LLVM_BIN=$(LLVM_BIN) $< $@ $(sort $(ROCM_ARCH) $(HIP_CHECKED))
+	@touch $@
+
+$(BUILD)/hip.flags: FORCE
+	$(call stamp,$(HIPCXX) $(HIP_FLAGS) $(ROCM_ARCH))
+
+$(HIP_LIB): $(GPU_DEPS) $(GPU_C_OBJ) $(BUILD)/hip.flags | $(HIP_BITCODE)
+	@[ -n '$(HIPCXX)' ] || { echo 'GPU=hip: no clang for HIP: install ROCm or clang-19, or set HIPCXX='; exit 2; }
+	$(call say,HIP,$@)
+	$(Q)$(HIPCXX) $(HIP_FLAGS) $(addprefix --offload-arch=,$(ROCM_ARCH)) $(GPU_SRC) -x none $(GPU_C_OBJ) \
+	    -shared -Wl,--as-needed $(HIP_LIBRARY) -lamdhip64 -o $@
+
+$(BUILD)/hip/%.hsaco: $(GPU_DEPS) $(BUILD)/hip.flags | $(HIP_BITCODE)
+	@mkdir -p $(@D)
+	$(call say,HIP,$@)
+	$(Q)$(HIPCXX) $(HIP_FLAGS) --offload-arch=$* --cuda-device-only --no-gpu-bundle-output $(GPU_SRC) -o $@
+
+# ---------------------------------------------------------------- NVIDIA
+
+NVCC_FLAGS = -x cu -std=c++17 -O3 --fmad=false --ftz=false --prec-div=true --prec-sqrt=true -Iinclude -Isrc \
+             -Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra
+$(BUILD)/cuda.flags: FORCE
+	$(call stamp,$(NVCC) $(NVCC_FLAGS) $(CUDA_ARCH))
+
+$(CUDA_LIB): $(GPU_DEPS) $(GPU_C_OBJ) $(BUILD)/cuda.flags
+	@[ -n '$(NVCC)' ] || { echo 'GPU=cuda: nvcc is missing: install the CUDA toolkit or set NVCC='; exit 2; }
+	@mkdir -p $(BUILD)/cuda
+	$(call say,NVCC,$@)
+	$(Q)$(NVCC) $(NVCC_FLAGS) $(foreach a,$(CUDA_ARCH),-gencode arch=$(a:sm_%=compute_%)$(comma)code=$(a)) \
+	    -c $(GPU_SRC) -o $(BUILD)/cuda/gpu_backend.o
+	$(Q)$(NVCC) -shared $(BUILD)/cuda/gpu_backend.o $(GPU_C_OBJ) -o $@
+
+$(BUILD)/cuda/%.cubin: $(GPU_DEPS) $(BUILD)/cuda.flags
+	@mkdir -p $(@D)
+	$(call say,NVCC,$@)
+	$(Q)$(NVCC) $(NVCC_FLAGS) -arch=$* -cubin -Xptxas -v,--warn-on-spills,--warn-on-local-memory-usage \
+	    $(GPU_SRC) -o $@ >$@.txt 2>&1 || { cat $@.txt; rm -f $@; exit 1; }
+
+# ---------------------------------------------------------------- tests and checks
+
+# tests/gpu loads the library from BUILD and runs the cases of tests/op with its own malloc, whose memory a device sees.
+GPU_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/test_*.c))
+$(BUILD)/tests/gpu/op_cases_mapped.o: tests/op/op_cases.c $(BUILD)/compile.flags
+	@mkdir -p $(@D)
+	$(call say,CC,'$< (device memory)')
+	$(Q)$(CC) $(COMPILE) -Dmalloc=gpu_test_malloc -Dfree=gpu_test_free -MMD -MP -c $< -o $@
+$(BUILD)/tests/gpu/test_ops_gpu: $(BUILD)/tests/gpu/op_cases_mapped.o
+$(GPU_TESTS): LINK += -Wl,-rpath,'$$ORIGIN/../..'
+test tests: $(if $(filter tests/gpu%,$(TESTS)),$(EMU_LIB))
+
+gpu-check: ## GPU kernels without a GPU: emulator in three orders, sanitizers, AMD and NVIDIA code objects
+	+@failed=; for t in gpu-check-emu gpu-check-hip gpu-check-cuda; do \
+	    $(MAKE) --no-print-directory $$t || failed="$$failed $$t"; done; \
+	if [ -n "$$failed" ]; then echo "$@: FAIL:$$failed"; exit 1; fi; echo '$@: PASS'
+
+gpu-check-emu: $(EMU_LIB) $(GPU_TESTS)
+	@for o in fwd rev rand; do echo "emulator, thread order $$o:"; \
+	    GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(GPU_TESTS) || exit 1; done
+	+@echo 'emulator, address and undefined-behaviour checker:'; TEST_SECONDS=1800 \
+	    $(MAKE) --no-print-directory BUILD='$(BUILD)-asan' SAN=address,undefined TESTS=tests/gpu test
+	+@echo 'emulator, race detector:'; fixed=; if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \
+	    GPU_EMU_WORKERS=4 TEST_SECONDS=1800 $$fixed \
+	    $(MAKE) --no-print-directory BUILD='$(BUILD)-tsan' SAN=thread TESTS=tests/gpu test
+
+# What must be in the code: int8 dot products, 128-bit loads, the butterfly without memory.
+gpu-check-hip: $(if $(HIPCXX),$(HIP_CHECKED:%=$(BUILD)/hip/%.hsaco))
+	@[ -n '$(HIPCXX)' ] || echo 'gpu-check: no clang for HIP here: AMD code objects are not checked'
+	@for a in $(if $(HIPCXX),$(HIP_CHECKED)); do echo "$$a:"; \
+	    LLVM_BIN=$(LLVM_BIN) tools/gpu/check_isa.sh $(BUILD)/hip/$$a.hsaco $(GPU_VGPRS) || exit 1; \
+	    $(LLVM_BIN)/llvm-objdump -d --mcpu=$$a $(BUILD)/hip/$$a.hsaco >$(BUILD)/hip/$$a.s; \
+	    for i in v_dot4_i32_iu8 global_load_b128 row_xmask v_permlanex16_b32; do \
+	        grep -q $$i $(BUILD)/hip/$$a.s || { echo "$$a: no $$i in the code"; exit 1; }; done; done
+
+gpu-check-cuda: $(if $(NVCC),$(CUDA_ARCH:%=$(BUILD)/cuda/%.cubin))
+	@[ -n '$(NVCC)' ] || echo 'gpu-check: nvcc is not here: NVIDIA code is not checked'
+	@for a in $(if $(NVCC),$(CUDA_ARCH)); do echo "$$a:"; \
+	    awk '/Compiling entry/ {k = $$7} /Used/ {print k, $$0}' $(BUILD)/cuda/$$a.cubin.txt; \
+	    if grep -E 'warning|error|[1-9][0-9]* bytes spill' $(BUILD)/cuda/$$a.cubin.txt; then exit 1; fi; done

@@ -1,0 +1,265 @@
+// k_kda.h - KDA over a range of tokens in one launch: convolution, norms, gates, recurrence, output norm and gate.
+//
+// A block owns a head.  It takes the tokens in chunks: the convolution outputs, norms and gates of a chunk are made by all
+//   threads together, then the recurrence walks the chunk without a block barrier, then the outputs are normed.
+// State: in the tuned form (KDA_DIM) thread (group of columns, r) keeps S[key = 4 j + r][its columns] in registers for the whole
+//   range; the lanes r = 0..3 hold the four partial sums of col4.  The generic form keeps it in state_out.
+// Owns: nothing.  Bits: docs/numerics.md, section 4; the oracle is src/backend/cpu/cpu_kda.c.
+// Errors: none here; kda_fits() says what the launcher takes.
+#pragma once
+#include "k_common.h"
+
+enum {
+    KDA_STREAMS = 3,
+    KDA_DIM = 128,          // head width of the tuned form
+    KDA_COLUMNS = 2,        // value columns a thread of it owns
+    KDA_THREADS = 4 * KDA_DIM / KDA_COLUMNS,
+    KDA_CHUNK = 8,          // most tokens of a chunk
+    KDA_GENERIC_FLOATS = 10240,
+    KDA_GENERIC_ROWS = 5,   // floats a token and channel needs: q, k, alpha, v, o
+    KDA_MAX_DIM = KDA_GENERIC_FLOATS / KDA_GENERIC_ROWS,
+    KDA_MAX_TAPS = 16
+};
+
+// Shapes and meaning as ms_kda and ms_kda_io; every pointer is a device address.
+typedef struct kda_args {
+    uint32_t heads, dim, taps, n;
+    float gate_bound, norm_eps;
+    const float *conv[KDA_STREAMS], *a_log, *dt_bias, *o_norm;
+    const float *in[KDA_STREAMS]; // q, k, v: [n][heads * dim]
+    const float *e, *b, *g, *state_in;
+    float *state_out;
+    const void *history_in;
+    void *history_out;
+    float *out;
+    uint32_t history_bf16; // fast: the history and the convolution inputs are bf16 values
+} kda_args;
+
+// Where the values of a chunk lie in shared memory.
+typedef struct kda_chunk {
+    float *q, *k, *alpha; // [KDA_CHUNK], `row` floats apart, element i at kda_at(i)
+    float *v, *o;         // [KDA_CHUNK][dim]
+    float *beta;          // [KDA_CHUNK]
+    uint32_t row;
+} kda_chunk;
+
+// The tuned form keeps the elements 4 j + r of a row together, by r, so that a thread reads its keys 16 bytes at a time.
+enum { KDA_PLANE = KDA_DIM / 4 + 4 };
+template <bool TUNED> GPU_DEV uint32_t kda_at(uint32_t i) { return TUNED ? i % 4 * KDA_PLANE + i / 4 : i; }
+
+// Row `at` of the convolution input of a stream, counted from the oldest history row.
+GPU_DEV float kda_input(const kda_args &a, uint32_t stream, uint32_t at, size_t channel) {
+    uint32_t past = a.taps - 1;
+    size_t inner = (size_t)a.heads * a.dim;
+    if (at < past) {
+        size_t i = ((size_t)stream * past + at) * inner + channel;
+        return a.history_bf16 ? gpu_bf16_f32(((const gpu_bf16 *)a.history_in)[i]) : ((const float *)a.history_in)[i];
+    }
+    float z = a.in[stream][(size_t)(at - past) * inner + channel];
+    return a.history_bf16 ? gpu_bf16_f32(gpu_f32_bf16(z)) : z;
+}
+
+GPU_DEV float kda_convolve(const kda_args &a, uint32_t stream, uint32_t t, size_t channel) {
+    const float *taps = a.conv[stream] + channel * a.taps;
+    float y = 0.0f;
+    for (uint32_t j = 0; j < a.taps; j++) y = gpu_fma(taps[j], kda_input(a, stream, t + j, channel), y);
+    return y * k_sigmoid(y);
+}
+
+// The newest inputs to the history.
+GPU_DEV void kda_store_history(const kda_args &a, uint32_t head) {
+    uint32_t past = a.taps - 1, count = KDA_STREAMS * past * a.dim;
+    size_t inner = (size_t)a.heads * a.dim;
+    for (uint32_t i = gpu_tid(); i < count; i += gpu_nt()) {
+        uint32_t row = i / a.dim, stream = row / past, r = row % past;
+        size_t channel = (size_t)head * a.dim + i % a.dim, to = (size_t)row * inner + channel;
+        float z = kda_input(a, stream, a.n + r, channel);
+        if (a.history_bf16) ((gpu_bf16 *)a.history_out)[to] = gpu_f32_bf16(z);
+        else ((float *)a.history_out)[to] = z;
+    }
+}
+
+// Convolution, decay and write strength of the tokens [t0, t0 + count), then the norms of q and k.
+template <bool TUNED> GPU_DEV void kda_prepare(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0,
+                                               uint32_t count) {
+    uint32_t dim = TUNED ? KDA_DIM : a.dim;
+    float decay = k_exp(a.a_log[head]);
+    for (uint32_t i = gpu_tid(); i < count * dim; i += gpu_nt()) {
+        uint32_t t = i / dim, d = i % dim, at = t * c.row + kda_at<TUNED>(d);
+        size_t channel = (size_t)head * dim + d, from = (size_t)(t0 + t) * a.heads * dim + channel;
+        c.q[at] = kda_convolve(a, 0, t0 + t, channel);
+        c.k[at] = kda_convolve(a, 1, t0 + t, channel);
+        c.v[t * dim + d] = kda_convolve(a, 2, t0 + t, channel);
+        c.alpha[at] = k_exp(a.gate_bound * k_sigmoid(decay * (a.e[from] + a.dt_bias[channel])));
+    }
+    if (gpu_tid() < count) c.beta[gpu_tid()] = k_sigmoid(a.b[(size_t)(t0 + gpu_tid()) * a.heads + head]);
+    gpu_sync();
+    float q_scale = 1.0f / gpu_sqrt((float)dim);
+    for (uint32_t i = gpu_wave(); i < 2 * count; i += gpu_nt() / GPU_WAVE) {
+        bool is_q = i % 2 == 0;
+        float *x = (is_q ? c.q : c.k) + i / 2 * c.row, s = 0.0f;
+        for (uint32_t d = gpu_lane(); d < dim; d += GPU_WAVE) s = gpu_fma(x[kda_at<TUNED>(d)], x[kda_at<TUNED>(d)], s);
+        float r = 1.0f / gpu_sqrt(gpu_wave_sum(s) + 1e-6f);
+        for (uint32_t d = gpu_lane(); d < dim; d += GPU_WAVE) {
+            float y = x[kda_at<TUNED>(d)] * r;
+            x[kda_at<TUNED>(d)] = is_q ? y * q_scale : y;
+        }
+    }
+    gpu_sync();
+}
+
+// Norm and gate of the recurrence's outputs, a wave a token.
+GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0, uint32_t count) {
+    gpu_sync();
+    for (uint32_t t = gpu_wave(); t < count; t += gpu_nt() / GPU_WAVE) {
+        const float *o = c.o + t * a.dim;
+        float r = k_rms_factor(k_wave_dot32(o, o, a.dim), a.dim, a.norm_eps);
+        size_t at = ((size_t)(t0 + t) * a.heads + head) * a.dim;
+        for (uint32_t d = gpu_lane(); d < a.dim; d += GPU_WAVE)
+            a.out[at + d] = a.o_norm[d] * (o[d] * r) * k_sigmoid(a.g[at + d]);
+    }
+}
+
+// ---------------------------------------------------------------- tuned form
+struct kda_tuned_shared {
+    alignas(16) float q[KDA_CHUNK][4 * KDA_PLANE], k[KDA_CHUNK][4 * KDA_PLANE], alpha[KDA_CHUNK][4 * KDA_PLANE];
+    float v[KDA_CHUNK][KDA_DIM], o[KDA_CHUNK][KDA_DIM], beta[KDA_CHUNK];
+};
+static_assert(sizeof(kda_tuned_shared) <= 48 << 10, "shared memory");
+
+// The lanes r = 0..3 hold a partial sum each: (p0 + p2) + (p1 + p3), for all of them.
+GPU_DEV float kda_sum4(float p) {
+    p = p + gpu_shfl_xor(p, 2);
+    return p + gpu_shfl_xor(p, 1);
+}
+
+// One token: decay, prediction, update and read-out of this thread's columns.
+GPU_DEV void kda_step(float (&s)[KDA_DIM / 4][KDA_COLUMNS], float *o, const float *q, const float *k, const float *alpha,
+                      const float *v, float beta) {
+    float p[KDA_COLUMNS] = {}, delta[KDA_COLUMNS], out[KDA_COLUMNS] = {};
+    GPU_UNROLL
+    for (int j = 0; j < KDA_DIM / 4; j += 4) {
+        gpu_f4 al = gpu_load_f4(alpha + j), key = gpu_load_f4(k + j);
+        GPU_UNROLL
+        for (int i = 0; i < 4; i++) {
+            GPU_UNROLL
+            for (int c = 0; c < KDA_COLUMNS; c++) {
+                s[j + i][c] = al.v[i] * s[j + i][c];
+                p[c] = gpu_fma(key.v[i], s[j + i][c], p[c]);
+            }
+        }
+    }
+    GPU_UNROLL
+    for (int c = 0; c < KDA_COLUMNS; c++) delta[c] = beta * (v[c] - kda_sum4(p[c]));
+    GPU_UNROLL
+    for (int j = 0; j < KDA_DIM / 4; j += 4) {
+        gpu_f4 query = gpu_load_f4(q + j), key = gpu_load_f4(k + j);
+        GPU_UNROLL
+        for (int i = 0; i < 4; i++) {
+            GPU_UNROLL
+            for (int c = 0; c < KDA_COLUMNS; c++) {
+                s[j + i][c] = gpu_fma(key.v[i], delta[c], s[j + i][c]);
+                out[c] = gpu_fma(query.v[i], s[j + i][c], out[c]);
+            }
+        }
+    }
+    GPU_UNROLL
+    for (int c = 0; c < KDA_COLUMNS; c++) out[c] = kda_sum4(out[c]);
+    if (gpu_tid() % 4 == 0)
+        for (int c = 0; c < KDA_COLUMNS; c++) o[c] = out[c];
+}
+
+GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 2) k_kda_tuned(kda_args a) {
+    GPU_SHARED(kda_tuned_shared, sh);
+    kda_chunk c = {sh.q[0], sh.k[0], sh.alpha[0], sh.v[0], sh.o[0], sh.beta, 4 * KDA_PLANE};
+    uint32_t head = gpu_bx(), r = gpu_tid() % 4, column = gpu_tid() / 4 * KDA_COLUMNS;
+    size_t state = ((size_t)head * KDA_DIM + r) * KDA_DIM + column; // of key r
+    float s[KDA_DIM / 4][KDA_COLUMNS];
+    GPU_UNROLL
+    for (int j = 0; j < KDA_DIM / 4; j++)
+        for (int i = 0; i < KDA_COLUMNS; i++) s[j][i] = a.state_in[state + (size_t)j * 4 * KDA_DIM + (size_t)i];
+    for (uint32_t t0 = 0; t0 < a.n; t0 += KDA_CHUNK) {
+        uint32_t count = a.n - t0 < KDA_CHUNK ? a.n - t0 : KDA_CHUNK;
+        kda_prepare<true>(a, c, head, t0, count);
+        for (uint32_t t = 0; t < count; t++)
+            kda_step(s, sh.o[t] + column, sh.q[t] + r * KDA_PLANE, sh.k[t] + r * KDA_PLANE, sh.alpha[t] + r * KDA_PLANE,
+                     sh.v[t] + column, sh.beta[t]);
+        kda_finish(a, c, head, t0, count);
+    }
+    GPU_UNROLL
+    for (int j = 0; j < KDA_DIM / 4; j++)
+        for (int i = 0; i < KDA_COLUMNS; i++) a.state_out[state + (size_t)j * 4 * KDA_DIM + (size_t)i] = s[j][i];
+    kda_store_history(a, head);
+}
+
+// ---------------------------------------------------------------- generic form
+enum { KDA_GENERIC_THREADS = 128 };
+struct kda_generic_shared {
+    float x[KDA_GENERIC_FLOATS], beta[KDA_CHUNK];
+};
+static_assert(sizeof(kda_generic_shared) <= 48 << 10, "shared memory");
+
+// One token of one value column; the state goes from `before` to `after`, `dim` floats apart, which may be the same.
+GPU_DEV float kda_column(const float *before, float *after, uint32_t dim, const float *q, const float *k,
+                         const float *alpha, float v, float beta) {
+    float p[4] = {}, o[4] = {};
+    for (uint32_t i = 0; i < dim; i += 4) {
+        GPU_UNROLL
+        for (uint32_t r = 0; r < 4; r++) {
+            if (i + r >= dim) break;
+            size_t at = (size_t)(i + r) * dim;
+            float s = alpha[i + r] * before[at];
+            after[at] = s;
+            p[r] = gpu_fma(k[i + r], s, p[r]);
+        }
+    }
+    float delta = beta * (v - k_sum4(p[0], p[1], p[2], p[3]));
+    for (uint32_t i = 0; i < dim; i += 4) {
+        GPU_UNROLL
+        for (uint32_t r = 0; r < 4; r++) {
+            if (i + r >= dim) break;
+            size_t at = (size_t)(i + r) * dim;
+            float s = gpu_fma(k[i + r], delta, after[at]);
+            after[at] = s;
+            o[r] = gpu_fma(q[i + r], s, o[r]);
+        }
+    }
+    return k_sum4(o[0], o[1], o[2], o[3]);
+}
+
+GPU_KERNEL GPU_BOUNDS(KDA_GENERIC_THREADS, 2) k_kda_generic(kda_args a, uint32_t chunk) {
+    GPU_SHARED(kda_generic_shared, sh);
+    uint32_t dim = a.dim, head = gpu_bx(), area = chunk * dim;
+    kda_chunk c = {sh.x, sh.x + area, sh.x + 2 * area, sh.x + 3 * area, sh.x + 4 * area, sh.beta, dim};
+    size_t state = (size_t)head * dim * dim;
+    for (uint32_t t0 = 0; t0 < a.n; t0 += chunk) {
+        uint32_t count = a.n - t0 < chunk ? a.n - t0 : chunk;
+        kda_prepare<false>(a, c, head, t0, count);
+        for (uint32_t t = 0; t < count; t++) {
+            const float *before = (t0 + t == 0 ? a.state_in : a.state_out) + state;
+            for (uint32_t j = gpu_tid(); j < dim; j += gpu_nt())
+                c.o[t * dim + j] = kda_column(before + j, a.state_out + state + j, dim, c.q + t * dim, c.k + t * dim,
+                                              c.alpha + t * dim, c.v[t * dim + j], c.beta[t]);
+        }
+        kda_finish(a, c, head, t0, count);
+    }
+    if (a.n == 0)
+        for (uint32_t i = gpu_tid(); i < dim * dim; i += gpu_nt()) a.state_out[state + i] = a.state_in[state + i];
+    kda_store_history(a, head);
+}
+
+// ---------------------------------------------------------------- host
+static inline bool kda_fits(uint32_t heads, uint32_t dim, uint32_t taps) {
+    return heads >= 1 && dim >= 1 && dim <= KDA_MAX_DIM && taps >= 1 && taps <= KDA_MAX_TAPS;
+}
+
+static inline void k_kda_range(gpuStream_t stream, const kda_args *args) {
+    kda_args a = *args;
+    if (a.dim == KDA_DIM) {
+        GPU_LAUNCH(k_kda_tuned, gpuDim3(a.heads), gpuDim3(KDA_THREADS), stream, a);
+        return;
+    }
+    uint32_t chunk = KDA_GENERIC_FLOATS / (KDA_GENERIC_ROWS * a.dim);
+    if (chunk > KDA_CHUNK) chunk = KDA_CHUNK;
+    GPU_LAUNCH(k_kda_generic, gpuDim3(a.heads), gpuDim3(KDA_GENERIC_THREADS), stream, a, chunk);
+}
