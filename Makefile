@@ -39,9 +39,11 @@ endif
 
 # Kernel files carry their instruction set in their name; everything else is plain x86-64.
 AVX2_FLAGS   := -mavx2 -mfma -mf16c -O3
+AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -O3
 SCALAR_FLAGS := -O3
 KERNEL :=
 %_avx2.o: KERNEL := $(AVX2_FLAGS)
+%_avx512.o: KERNEL := $(AVX512_FLAGS)
 %_scalar.o: KERNEL := $(SCALAR_FLAGS)
 
 SRC      := $(sort $(foreach m,$(MODULES),$(shell find src/$(m) -name '*.c')))
@@ -148,7 +150,7 @@ clean: ## removes BUILD and the folders of the sanitizer and fuzz builds
 	rm -rf '$(BUILD)' '$(BUILD)-asan' '$(BUILD)-tsan' '$(BUILD)-fuzz'
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { sub(/%/, "NAME", $$1); printf "  %-18s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { sub(/%/, "NAME", $$1); printf "  %-18s %s\n", $$1, $$2 }' Makefile mk/gpu.mk
 	@echo '  Variables: BUILD=build CC=gcc OPT=-O2 SAN= V= MODULES= TESTS= PREFIX= FUZZ_SECONDS='
 
 # ---------------------------------------------------------------------------------------------------- rules
@@ -160,7 +162,7 @@ define stamp
 @mkdir -p $(@D)
 @printf '%s\n' $(call quote,$(1)) | cmp -s - $@ || printf '%s\n' $(call quote,$(1)) > $@
 endef
-COMPILE_STAMP := $(CC) $(COMPILE) | $(AVX2_FLAGS) | $(SCALAR_FLAGS)
+COMPILE_STAMP := $(CC) $(COMPILE) | $(AVX2_FLAGS) | $(AVX512_FLAGS) | $(SCALAR_FLAGS)
 $(BUILD)/compile.flags: FORCE
 	$(call stamp,$(COMPILE_STAMP))
 LINK_STAMP := $(CC) $(LINK) $(LIBS)
@@ -203,6 +205,8 @@ $(BUILD)/tests/fuzz/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $$(call shared,fuzz) $(
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $$(call shared,$$(*D)) $(LIB) $(BUILD)/link.flags
 	$(call say,LINK,$@)
 	$(Q)$(call link,-lcmocka)
+
+include mk/gpu.mk
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .SECONDARY:

@@ -3,5 +3,9 @@
 #define MS_APPS_BENCH_H
 
 int ms_bench_quality(int argc, char **argv);
+int ms_bench_kernels(int argc, char **argv);
+int ms_bench_disk(int argc, char **argv);
+int ms_bench_decode(int argc, char **argv);
+int ms_bench_prefill(int argc, char **argv);
 
 #endif

@@ -11,6 +11,10 @@ static const struct {
     const char *about;
 } measurements[] = {
     {"quality", ms_bench_quality, "greedy tokens of a set of chat requests against the recorded ones"},
+    {"kernels", ms_bench_kernels, "matrix products of the CPU beside the rates of its memory and arithmetic"},
+    {"disk", ms_bench_disk, "read rates by block size and depth; what the expert service gets of them"},
+    {"decode", ms_bench_decode, "decoded tokens a second beside what disk and memory allow"},
+    {"prefill", ms_bench_prefill, "prompt tokens a second, the same way"},
 };
 enum { MEASUREMENTS = sizeof measurements / sizeof measurements[0] };
 

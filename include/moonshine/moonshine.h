@@ -66,7 +66,8 @@ typedef struct ms_engine_options {
     uint64_t reserve_bytes;       /* memory to leave free; MS_DEFAULT_RESERVE: min(4 GiB, 10 % of the limit) */
     bool buffered_reads;          /* no O_DIRECT */
     bool no_uring;                /* plain pread */
-    const char *kernels;          /* NULL: best for this CPU; or "scalar", "avx2" */
+    const char *backend;          /* NULL: "cpu"; or "hip", "cuda" (must open), "auto" (a GPU if one opens, else the CPU) */
+    const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2" */
     void (*log)(void *arg, const char *line); /* one-line notes: fallbacks, load progress; may be NULL */
     void *log_arg;
     /* Load progress: bytes of static weights done of total; may be NULL. */

@@ -47,7 +47,8 @@ static ms_status open_gpu(ms_backend **out, const char *file, const ms_backend_o
     ms_backend_gpu_create_fn *create;
     void *symbol = dlsym(library, MS_GPU_CREATE_SYMBOL);
     if (!symbol) return ms_fail(err, MS_ERR_UNSUPPORTED, "%s: symbol " MS_GPU_CREATE_SYMBOL " is missing", file);
-    memcpy(&create, &symbol, sizeof create); /* POSIX lets a function travel as an object pointer, ISO C has no cast for it */
+    memcpy(&create, &symbol,
+           sizeof create); /* POSIX lets a function travel as an object pointer, ISO C has no cast for it */
     ms_gpu_options go = {.interface = MS_GPU_INTERFACE,
                          .backend_bytes = sizeof(ms_backend),
                          .version = MS_VERSION,

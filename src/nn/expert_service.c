@@ -162,7 +162,13 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
     if (!s->left) return MS_OK;
     qsort(s->reads, s->left, sizeof *s->reads, by_place);
     ms_status st = ms_reader_submit(s->reader, s->reads, s->left, err);
-    if (st != MS_OK) ms_expert_end(s);
+    if (st == MS_OK) return MS_OK;
+    ms_expert_end(s);
+    if (st == MS_ERR_USAGE) { /* inside the file by its header: the file was cut before the reader opened it */
+        st = MS_ERR_IO;
+        if (err) err->code = st;
+    }
+    ms_error_context(err, "layer %u", s->table->layers[moe_layer]);
     return st;
 }
 

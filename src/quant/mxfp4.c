@@ -54,26 +54,45 @@ static ms_status check_scales(const uint8_t *scales, uint32_t rows, uint32_t gro
                    matrix_names[m], at / groups, at % groups);
 }
 
-ms_status ms_expert_install(void *slot, const uint8_t *source, ms_expert_shape s, ms_error *err) {
+ms_status ms_expert_check(const uint8_t *source, ms_expert_shape s, ms_error *err) {
     for (int i = 0; i < 3; i++) {
         ms_expert_matrix m = (ms_expert_matrix)i;
-        uint32_t rows = ms_expert_rows(s, m), groups = ms_expert_groups(s, m);
-        const uint8_t *packed = source + source_offset(s, m);
-        const uint8_t *scales = packed + matrix_groups(s) * GROUP_BYTES;
-        MS_TRY(check_scales(scales, rows, groups, m, err));
-        for (uint32_t tile = 0; tile < rows / TILE; tile++) {
-            uint8_t *to = (uint8_t *)slot + ms_expert_tile_offset(s, m, tile);
-            uint8_t *to_scales = to + (size_t)groups * TILE * GROUP_BYTES;
-            for (uint32_t r = 0; r < TILE; r++) {
-                const uint8_t *from = packed + ((size_t)tile * TILE + r) * groups * GROUP_BYTES;
-                const uint8_t *from_scales = scales + ((size_t)tile * TILE + r) * groups;
-                for (uint32_t g = 0; g < groups; g++) {
-                    memcpy(to + ((size_t)g * TILE + r) * GROUP_BYTES, from + (size_t)g * GROUP_BYTES, GROUP_BYTES);
-                    to_scales[(size_t)g * TILE + r] = from_scales[g];
-                }
-            }
-        }
+        const uint8_t *scales = source + source_offset(s, m) + matrix_groups(s) * GROUP_BYTES;
+        MS_TRY(check_scales(scales, ms_expert_rows(s, m), ms_expert_groups(s, m), m, err));
     }
+    return MS_OK;
+}
+
+uint32_t ms_expert_tiles(ms_expert_shape s) { return 2 * (s.inner / TILE) + s.hidden / TILE; }
+
+/* A row is read in order and a tile stays in a near cache, so that this runs about as fast as memory lets it. */
+bool ms_expert_install_tile(void *slot, const uint8_t *source, ms_expert_shape s, uint32_t tile) {
+    ms_expert_matrix m = MS_W1;
+    while (m != MS_W2 && tile >= s.inner / TILE) {
+        tile -= s.inner / TILE;
+        m = m == MS_W1 ? MS_W3 : MS_W2;
+    }
+    uint32_t groups = ms_expert_groups(s, m);
+    const uint8_t *from = source + source_offset(s, m) + (size_t)tile * TILE * groups * GROUP_BYTES;
+    const uint8_t *from_scales =
+        source + source_offset(s, m) + matrix_groups(s) * GROUP_BYTES + (size_t)tile * TILE * groups;
+    uint8_t *to = (uint8_t *)slot + ms_expert_tile_offset(s, m, tile);
+    uint8_t *to_scales = to + (size_t)groups * TILE * GROUP_BYTES;
+    if (memchr(from_scales, 255, (size_t)TILE * groups)) return false;
+    for (uint32_t r = 0; r < TILE; r++) {
+        for (uint32_t g = 0; g < groups; g++) {
+            memcpy(to + ((size_t)g * TILE + r) * GROUP_BYTES, from + (size_t)g * GROUP_BYTES, GROUP_BYTES);
+            to_scales[(size_t)g * TILE + r] = from_scales[g];
+        }
+        from += (size_t)groups * GROUP_BYTES;
+        from_scales += groups;
+    }
+    return true;
+}
+
+ms_status ms_expert_install(void *slot, const uint8_t *source, ms_expert_shape s, ms_error *err) {
+    for (uint32_t tile = 0; tile < ms_expert_tiles(s); tile++)
+        if (!ms_expert_install_tile(slot, source, s, tile)) return ms_expert_check(source, s, err);
     return MS_OK;
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/loader.h"
 #include "session/engine.h"
 #include "session/loader.h"
 
@@ -26,8 +27,13 @@ static ms_status refuse(const ms_plan *p, ms_error *err) {
 
 static ms_status create_backend(ms_engine *e, ms_error *err) {
     const ms_engine_options *o = &e->options;
-    ms_cpu_options co = {.precision = o->precision, .threads = o->threads, .kernels = o->kernels};
-    MS_TRY(ms_backend_cpu_create(&e->backend, &co, err));
+    ms_backend_options bo = {.name = o->backend,
+                             .precision = o->precision,
+                             .threads = o->threads,
+                             .kernels = o->kernels,
+                             .log = say,
+                             .log_arg = e};
+    MS_TRY(ms_backend_open(&e->backend, &bo, err));
     if (!strcmp(e->backend->kernels, "scalar") && !o->kernels)
         say(e, "this CPU has no supported vector instructions: scalar kernels are used");
     ms_scratch_need need;

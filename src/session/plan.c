@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/loader.h"
 #include "base/bytes.h"
 #include "base/memory_limit.h"
 #include "session/loader.h"
@@ -168,8 +169,9 @@ static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o,
 
     /* Scratch sizes depend on kernels and threads: a backend without buffers answers for the real one. */
     ms_backend *be = NULL;
-    ms_cpu_options co = {.precision = o->precision, .threads = o->threads, .kernels = o->kernels};
-    MS_TRY(ms_backend_cpu_create(&be, &co, err));
+    ms_backend_options bo = {
+        .name = o->backend, .precision = o->precision, .threads = o->threads, .kernels = o->kernels};
+    MS_TRY(ms_backend_open(&be, &bo, err));
     ms_status st = plan_statics(&l, m, o, err);
     plan_experts(&l, m, o);
     if (st == MS_OK) st = plan_state(&l, m, o, err);

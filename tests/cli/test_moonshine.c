@@ -60,7 +60,7 @@ static ms_json_doc *json_of(const ms_text *t) {
 }
 
 static uint64_t number(const ms_json *obj, const char *key) {
-    uint64_t v;
+    uint64_t v = 0;
     const ms_json *x = ms_json_get(obj, key);
     if (!x || !ms_json_u64(x, &v)) fail_msg("no number %s", key);
     return v;
@@ -174,9 +174,11 @@ static void check_row(const ms_json *top, const float *row) {
     uint32_t n = 0, last_id = 0;
     float last = 0;
     for (const ms_json *pair = top->child; pair; pair = pair->next, n++) {
-        uint64_t id;
-        double value;
-        assert_true(ms_json_u64(ms_json_at(pair, 0), &id) && ms_json_double(ms_json_at(pair, 1), &value) && id < VOCAB);
+        uint64_t id = VOCAB;
+        double value = 0;
+        assert_true(ms_json_u64(ms_json_at(pair, 0), &id));
+        assert_true(ms_json_double(ms_json_at(pair, 1), &value));
+        assert_true(id < VOCAB);
         assert_true((float)value == row[id]); /* nine digits are the float itself */
         if (n > 0) assert_true(row[id] < last || (row[id] == last && id > last_id));
         last = row[id];
@@ -211,7 +213,7 @@ static void logits_json_and_file(void **state) {
     assert_int_equal(more->count, GREEDY);
     for (size_t i = 0; i < PROMPT; i++) check_row(ms_json_at(top, i), rows + i * VOCAB);
     for (size_t i = 0; i < GREEDY; i++) {
-        uint64_t best, id;
+        uint64_t best = 0, id = 1;
         check_row(ms_json_at(more, i), rows + (PROMPT + i) * VOCAB);
         assert_true(ms_json_u64(ms_json_at(ms_json_at(ms_json_at(more, i), 0), 0), &best));
         assert_true(ms_json_u64(ms_json_at(ms_json_get(root, "greedy"), i), &id));

@@ -37,6 +37,8 @@ void *gpu_test_malloc(size_t bytes) {
 }
 
 void gpu_test_free(void *p) {
-    if (!owner) free(p);
-    else owner->release(owner, MS_MEM_STAGING, p, 0);
+    if (!owner)
+        free(p);
+    else
+        owner->release(owner, MS_MEM_STAGING, p, 0);
 }

@@ -14,7 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const tables[] = {"scalar", "avx2"};
+static const char *const tables[] = {"scalar", "avx2", "avx512"};
+enum { TABLES = sizeof tables / sizeof tables[0] };
 
 static ms_backend *open_backend(const char *kernels, unsigned threads, ms_precision precision) {
     ms_backend *be;
@@ -79,7 +80,8 @@ static float *check_case(const op_case *c, ms_precision precision) {
         const char *kernels;
         unsigned threads;
         bool singles;
-    } ways[] = {{"scalar", 1, true}, {"scalar", 3, false}, {"avx2", 1, false}, {"avx2", 3, false}, {"avx2", 3, true}};
+    } ways[] = {{"scalar", 1, true},  {"scalar", 3, false},  {"avx2", 1, false},  {"avx2", 3, false},
+              {"avx2", 3, true}, {"avx512", 1, false}, {"avx512", 3, true}};
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         if (!ms_cpu_kernels_find(ways[i].kernels)) continue;
         char how[64];
@@ -118,12 +120,12 @@ static void test_mxfp4_scales(void **state) {
     enum { GROUPS = 5 };
     uint8_t tile[GROUPS * 32 * 17];
     int8_t q[32 * GROUPS];
-    float x[32 * GROUPS], scales[GROUPS], one[32], out[2][32];
+    float x[32 * GROUPS], scales[GROUPS], one[32], out[TABLES][32];
     op_fill(x, 32 * GROUPS, 5, VALUES_NORMAL);
     for (uint32_t e = 0; e < 255; e++) {
         for (size_t i = 0; i < sizeof tile; i++)
             tile[i] = (uint8_t)(i < GROUPS * 512 ? i * 41 % 251 : i % 3 ? e : (e + i) % 255);
-        for (size_t t = 0; t < 2; t++) {
+        for (size_t t = 0; t < TABLES; t++) {
             const ms_cpu_kernels *k = ms_cpu_kernels_find(tables[t]);
             if (!k) k = &ms_cpu_kernels_scalar;
             ms_cpu_q8 in = {.q = q, .scales = scales};
@@ -141,8 +143,9 @@ static void test_mxfp4_scales(void **state) {
                 if (known[i] != (float)ldexp(127 * 64, (int)e - 127))
                     fail_msg("scale %u: found %a", e, (double)known[i]);
         }
-        for (size_t i = 0; i < 32; i++)
-            if (comparable(out[0][i]) != comparable(out[1][i])) fail_msg("scale %u row %zu", e, i);
+        for (size_t t = 1; t < TABLES; t++)
+            for (size_t i = 0; i < 32; i++)
+                if (comparable(out[0][i]) != comparable(out[t][i])) fail_msg("%s: scale %u row %zu", tables[t], e, i);
     }
 }
 
@@ -179,7 +182,7 @@ static void router_with_bad_row(ms_backend *be, float bad) {
 
 static void test_router_not_finite(void **state) {
     (void)state;
-    for (size_t t = 0; t < 2; t++) {
+    for (size_t t = 0; t < TABLES; t++) {
         if (!ms_cpu_kernels_find(tables[t])) continue;
         ms_backend *be = open_backend(tables[t], 2, MS_PRECISION_FAST);
         router_with_bad_row(be, NAN);
@@ -190,7 +193,7 @@ static void test_router_not_finite(void **state) {
 /* A non-finite activation passes a quantised product as NaN, so that the router can see it. */
 static void test_not_finite_passes_products(void **state) {
     (void)state;
-    for (size_t t = 0; t < 2; t++) {
+    for (size_t t = 0; t < TABLES; t++) {
         if (!ms_cpu_kernels_find(tables[t])) continue;
         ms_backend *be = open_backend(tables[t], 1, MS_PRECISION_FAST);
         float x[2 * 300], w[9 * 300], out[2 * 9];
@@ -333,7 +336,8 @@ static void test_memory(void **state) {
 }
 
 int main(void) {
-    if (!ms_cpu_kernels_find("avx2")) (void)printf("avx2: this processor lacks it, compared scalar only\n");
+    for (size_t t = 0; t < TABLES; t++)
+        if (!ms_cpu_kernels_find(tables[t])) (void)printf("%s: this processor lacks it, not compared\n", tables[t]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fast),
         cmocka_unit_test(test_reference),

@@ -231,6 +231,42 @@ static void shard_is_cut(void **state) {
     }
 }
 
+/* Cut between its header's check and the first read: the file is too short for what the header promised. */
+typedef struct early_cut {
+    char path[PATH_BYTES];
+    cut cut;
+} early_cut;
+
+static void cut_while_loading(void *arg, uint64_t done, uint64_t total) {
+    early_cut *c = arg;
+    if (done == total && !c->cut.data) cut_file(&c->cut, c->path, 300000); /* behind the weights */
+}
+
+static void shard_is_cut_while_loading(void **state) {
+    (void)state;
+    char dir[PATH_BYTES];
+    early_cut c = {0};
+    ms_engine_options o;
+    ms_error err;
+    rig r;
+    uint32_t ids[8];
+    copy_model(dir, TINY);
+    (void)snprintf(c.path, sizeof c.path, "%.200s/model-00004-of-000008.safetensors", dir);
+    ms_engine_options_default(&o, dir);
+    o.load_progress = cut_while_loading;
+    o.load_progress_arg = &c;
+    rig_open(&r, &o);
+    assert_non_null(c.cut.data);
+    some_ids(ids, 8, r.vocab);
+    uint64_t empty = fingerprint(&r);
+    REFUSED(ms_session_forward(r.s, ids, 8, NULL, &err), &err, MS_ERR_IO, "layer 3", "model-00004-of-000008", "offset");
+    assert_int_equal(fingerprint(&r), empty);
+    service_is_sound(&r);
+    rig_close(&r);
+    free(c.cut.data);
+    remove_model(dir);
+}
+
 static void embedding_is_cut(void **state) {
     (void)state;
     changed c;
@@ -355,7 +391,8 @@ static void run_time_nan(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_read_fails), cmocka_unit_test(every_install_fails),
-                                       cmocka_unit_test(shard_is_cut),     cmocka_unit_test(embedding_is_cut),
+                                       cmocka_unit_test(shard_is_cut),     cmocka_unit_test(shard_is_cut_while_loading),
+                                       cmocka_unit_test(embedding_is_cut),
                                        cmocka_unit_test(scale_is_nan),     cmocka_unit_test(embedding_is_nan),
                                        cmocka_unit_test(run_time_nan)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/cpu/kernels.h"
 #include "base/bytes.h"
 #include "session/engine.h"
 
@@ -146,6 +147,9 @@ static const setup variants[] = {
     {.label = "export and import", .experts = 4, .reload = true},
     {.label = "scalar kernels", .experts = ALL, .kernels = "scalar"},
     {.label = "scalar kernels, two threads, range 3", .experts = 2, .kernels = "scalar", .threads = 2, .range = 3},
+    {.label = "avx2 kernels", .experts = ALL, .kernels = "avx2"},
+    {.label = "avx512 kernels", .experts = ALL, .kernels = "avx512"},
+    {.label = "avx512 kernels, two threads, range 3", .experts = 2, .kernels = "avx512", .threads = 2, .range = 3},
 };
 
 static void check_all(ms_precision precision, ms_static_format format) {
@@ -154,6 +158,7 @@ static void check_all(ms_precision precision, ms_static_format format) {
         outcome want = run(models[m], &base);
         for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
             setup u = variants[i];
+            if (u.kernels && !ms_cpu_kernels_find(u.kernels)) continue; /* this processor lacks them */
             u.precision = precision;
             u.format = format;
             if (!u.threads) u.threads = 1;

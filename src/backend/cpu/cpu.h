@@ -14,6 +14,7 @@
 enum {
     CPU_X_BLOCK = 16,        /* input rows that a task takes through a weight chunk together */
     CPU_TASK_MACS = 1 << 16, /* multiply-adds below which work is not split further: about what handing over costs */
+    CPU_INSTALL_BYTES = 1 << 16, /* of an expert that a task moves */
     CPU_MLP_CHUNK = 128,     /* inner columns of a task of mlp(): one Q8 group */
     CPU_TILE = 32,           /* rows of an MXFP4 tile: one group of the next product */
     CPU_KDA_TOKENS = 16,     /* tokens whose conv outputs a KDA task holds at a time */

@@ -1,6 +1,8 @@
 /* cpu_moe.c: router, experts and their weighted sum (docs/numerics.md, section 4). */
 #include "backend/cpu/cpu.h"
 
+#include <stdatomic.h>
+
 #include "base/bytes.h"
 #include "base/fmath.h"
 
@@ -89,11 +91,31 @@ void cpu_router_topk(ms_backend *be, uint32_t *ids, float *weights, const float 
 
 /* ------------------------------------------------------------------ experts */
 
+typedef struct install_job {
+    void *slot;
+    const uint8_t *source;
+    ms_expert_shape s;
+    uint32_t tiles, step; /* tiles a task */
+    atomic_bool bad;
+} install_job;
+
+static void install_task(void *arg, size_t task, unsigned worker) {
+    install_job *j = arg;
+    uint32_t first = (uint32_t)task * j->step, last = j->tiles - first < j->step ? j->tiles : first + j->step;
+    (void)worker;
+    for (uint32_t tile = first; tile < last; tile++)
+        if (!ms_expert_install_tile(j->slot, j->source, j->s, tile))
+            atomic_store_explicit(&j->bad, true, memory_order_relaxed);
+}
+
+/* On all threads: one moves bytes more slowly than a fast drive delivers them. */
 ms_status cpu_install(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, ms_error *err) {
-    (void)be;
     if (!ms_expert_shape_valid(s))
         return ms_fail(err, MS_ERR_INTERNAL, "expert of %u x %u: expected multiples of 32", s.hidden, s.inner);
-    return ms_expert_install(slot, staging, s, err);
+    install_job job = {.slot = slot, .source = staging, .s = s, .tiles = ms_expert_tiles(s)};
+    job.step = (uint32_t)(CPU_INSTALL_BYTES / (ms_expert_bytes(s) / job.tiles)) + 1;
+    cpu_run(cpu_of(be), install_task, &job, job.tiles / job.step + (job.tiles % job.step != 0));
+    return job.bad ? ms_expert_check(staging, s, err) : MS_OK;
 }
 
 typedef struct begin_job {

@@ -11,11 +11,18 @@ static bool always(void) { return true; }
 
 #if defined(__x86_64__)
 static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+static bool has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 /* Best first. */
 static const candidate candidates[] = {
 #if defined(__x86_64__)
+    {&ms_cpu_kernels_avx512, has_avx512},
     {&ms_cpu_kernels_avx2, has_avx2},
 #endif
     {&ms_cpu_kernels_scalar, always},

@@ -98,6 +98,7 @@ typedef struct ms_cpu_kernels {
 extern const ms_cpu_kernels ms_cpu_kernels_scalar;
 #if defined(__x86_64__)
 extern const ms_cpu_kernels ms_cpu_kernels_avx2;
+extern const ms_cpu_kernels ms_cpu_kernels_avx512; /* F, BW, DQ, VL, VNNI */
 #endif
 
 /* The best table this CPU can run, or the one named; NULL when there is no such table or the CPU lacks it. */

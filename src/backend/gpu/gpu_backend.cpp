@@ -2,13 +2,18 @@
 //
 // Compiled once per target (HIP, CUDA, emulator) into a library of its own; see gpu_backend.h.
 // Owns: one stream, two pinned pieces for uploads, a device piece for raw weight rows, the scratch arena.
-// Invariants: everything goes through the one stream, so operations take effect in call order.  A call that would need more
+// Invariants: everything goes through the one stream, so operations take effect in call order.  A call that would need
+// more
 //   scratch than was reserved keeps MS_ERR_INTERNAL as the failure and does nothing.
-// Errors: failures of the device's runtime are kept as MS_ERR_IO and given by sync(); rows that are not finite are seen by
+// Errors: failures of the device's runtime are kept as MS_ERR_IO and given by sync(); rows that are not finite are seen
+// by
 //   kernels, which lower a word of `flags`.
 #include "backend/gpu/gpu_backend.h"
 
 #include "backend/gpu/k_dense.h"
+#include "backend/gpu/k_experts.h"
+#include "backend/gpu/k_kda.h"
+#include "backend/gpu/k_mla.h"
 #include "backend/gpu/k_router.h"
 
 #include <stdarg.h>
@@ -17,18 +22,18 @@
 
 namespace {
 
-enum { ALIGN = 256, PAGE = 4096, PIECES = 2 };
+enum { ALIGN = 256, PAGE = 4096, PIECES = 2, TABLES = 2 };
 constexpr size_t PIECE_BYTES = (size_t)4 << 20;
-enum { FLAG_ROUTER, FLAG_WEIGHT, FLAG_COUNT };
+enum { FLAG_ROUTER, FLAG_WEIGHT, FLAG_EXPERT, FLAG_COUNT = FLAG_EXPERT + 3 };
 constexpr uint32_t NO_ROW = UINT32_MAX;
-// A router failure is (call << 20 | row), so that the lowest word is the first failure; later calls share the last number.
+// A router failure is (call << 20 | row), so that the lowest word is the first failure; later calls share the last
+// number.
 enum { ROUTER_ROW_BITS = 20, ROUTER_CALLS = 4094 };
 
 // Pointers into one arena; [rows][dim] areas are dense.
 struct gpu_scratch {
     ms_scratch_need need;
     void *base;
-    uint64_t bytes;
     int8_t *x_q;   // [rows][groups of input_cols * 128]
     float *x_s;    // [rows][groups of input_cols]
     float *gate;   // [rows][mlp_width]
@@ -36,6 +41,15 @@ struct gpu_scratch {
     int8_t *act_q; // [rows][groups of mlp_width * 128], fast only, as all of *_q and *_s
     float *act_s;
     float *router; // [rows][router_experts]
+    float *mla;    // as k_mla.h lays it out
+    float *z;      // [rows][hidden], reference only
+    int8_t *z_q;
+    float *z_s;   // [rows][hidden / 32]
+    float *e_act; // [pairs][inner], reference only
+    int8_t *e_q;
+    float *e_s;               // [pairs][inner / 32]
+    void *table;              // of one experts_run
+    void *table_host[TABLES]; // pinned, outside the arena
 };
 
 struct gpu_backend {
@@ -45,7 +59,11 @@ struct gpu_backend {
     char kernels[64];
     uint8_t *piece[PIECES]; // pinned
     gpuEvent_t piece_free[PIECES];
-    unsigned events, next_piece;
+    gpuEvent_t table_free[TABLES]; // the table's last upload is done
+    unsigned events;               // made so far, pieces first
+    unsigned next_piece, next_table;
+    uint32_t experts_n; // rows prepared by experts_begin
+    ms_expert_shape experts_shape;
     uint8_t *raw;    // device, PIECE_BYTES
     uint32_t *flags; // device, FLAG_COUNT words; all ones: nothing found
     uint32_t router_calls;
@@ -134,7 +152,8 @@ void *pinned_new(size_t bytes) {
     return p;
 }
 
-ms_status backend_alloc(ms_backend *be, ms_memory_kind kind, size_t bytes, const char *what, void **out, ms_error *err) {
+ms_status backend_alloc(ms_backend *be, ms_memory_kind kind, size_t bytes, const char *what, void **out,
+                        ms_error *err) {
     *out = kind == MS_MEM_STAGING ? pinned_new(bytes) : device_new(gpu_of(be), bytes, true);
     return *out ? MS_OK : ms_fail_memory(err, what, bytes);
 }
@@ -203,7 +222,8 @@ ms_status weight_create(ms_backend *be, ms_weight *w, ms_format format, uint32_t
     w->rows = rows;
     w->cols = cols;
     if (rows == 0 || cols == 0) return ms_fail(err, MS_ERR_FORMAT, "weight of %u x %u: expected a size", rows, cols);
-    size_t bytes = 0, row = format == MS_FORMAT_Q8 ? k_q8_stride(cols) : (size_t)cols * (format == MS_FORMAT_BF16 ? 2 : 4);
+    size_t bytes = 0,
+           row = format == MS_FORMAT_Q8 ? k_q8_stride(cols) : (size_t)cols * (format == MS_FORMAT_BF16 ? 2 : 4);
     if (!__builtin_mul_overflow(row, (size_t)rows, &bytes)) w->data = device_new(g, bytes, true);
     if (w->data && format == MS_FORMAT_Q8)
         w->scales = (float *)device_new(g, (size_t)rows * k_q8_groups(cols) * sizeof(float), true);
@@ -236,7 +256,8 @@ bool usable(const ms_weight *w, float x) {
     return u < 0x7f800000u;
 }
 
-ms_status report_bad(const ms_weight *w, const void *host, ms_format source, uint32_t first, uint32_t i, ms_error *err) {
+ms_status report_bad(const ms_weight *w, const void *host, ms_format source, uint32_t first, uint32_t i,
+                     ms_error *err) {
     for (uint32_t col = 0; col < w->cols; col++) {
         float x = host_value(host, source, (size_t)i * w->cols + col);
         if (!usable(w, x))
@@ -255,7 +276,8 @@ ms_status weight_fill(ms_backend *be, ms_weight *w, uint32_t first, uint32_t cou
     const size_t element = source == MS_FORMAT_BF16 ? 2 : 4, row_bytes = w->cols * element;
     // Whole rows of a piece, or of a row that is longer, a window of columns.
     const uint32_t at_once = row_bytes <= PIECE_BYTES ? (uint32_t)(PIECE_BYTES / row_bytes) : 1;
-    const uint32_t window = row_bytes <= PIECE_BYTES ? w->cols : (uint32_t)(PIECE_BYTES / element / K_BF16_BLOCK) * K_BF16_BLOCK;
+    const uint32_t window =
+        row_bytes <= PIECE_BYTES ? w->cols : (uint32_t)(PIECE_BYTES / element / K_BF16_BLOCK) * K_BF16_BLOCK;
     if (!gpu_ok(g, gpuMemsetAsync(g->flags + FLAG_WEIGHT, 0xff, sizeof(uint32_t), g->stream), "weight_fill"))
         return backend_sync(be, err);
     k_convert_args a = {};
@@ -331,33 +353,64 @@ void layout(gpu_scratch *s, carver *v, const ms_backend *be, const ms_scratch_ne
         s->x_s = (float *)carve(v, n->rows, x_groups, sizeof(float));
         s->act_q = (int8_t *)carve(v, n->rows, act_groups, K_Q8_GROUP);
         s->act_s = (float *)carve(v, n->rows, act_groups, sizeof(float));
+        s->z_q = (int8_t *)carve(v, n->rows, n->expert.hidden, 1);
+        s->z_s = (float *)carve(v, n->rows, n->expert.hidden / K_MX_GROUP, sizeof(float));
+        s->e_q = (int8_t *)carve(v, n->pairs, n->expert.inner, 1);
+        s->e_s = (float *)carve(v, n->pairs, n->expert.inner / K_MX_GROUP, sizeof(float));
+    } else {
+        s->z = (float *)carve(v, n->rows, n->expert.hidden, sizeof(float));
+        s->e_act = (float *)carve(v, n->pairs, n->expert.inner, sizeof(float));
     }
+    s->table = carve(v, 1, experts_table_bytes(n->pairs), 1);
+    bool mla = n->mla_rank && mla_fits(n->mla_heads ? n->mla_heads : 1, n->mla_extra, n->mla_rank);
+    if (mla) s->mla = (float *)carve(v, 1, mla_scratch_bytes(n->rows, n->mla_heads, n->mla_extra, n->mla_rank), 1);
+}
+
+// Pinned memory and buffers that the library keeps beside the arena.
+uint64_t fixed_bytes(const ms_scratch_need *n) {
+    return (PIECES + 1) * (uint64_t)PIECE_BYTES + TABLES * (uint64_t)experts_table_bytes(n->pairs);
 }
 
 uint64_t scratch_bytes(const ms_backend *be, const ms_scratch_need *n) {
     gpu_scratch s = {};
     carver v = {};
     layout(&s, &v, be, n);
-    return v.overflow ? UINT64_MAX : v.used;
+    uint64_t total;
+    return v.overflow || __builtin_add_overflow(v.used, fixed_bytes(n), &total) ? UINT64_MAX : total;
 }
 
 void scratch_free(gpu_backend *g) {
     device_free(g, g->scratch.base);
+    for (unsigned i = 0; i < TABLES; i++)
+        if (g->scratch.table_host[i]) (void)gpu_ok(g, gpuHostFree(g->scratch.table_host[i]), "release");
     g->scratch = {};
+    g->experts_n = 0;
+}
+
+ms_status reserve(gpu_backend *g, const ms_scratch_need *n, ms_error *err) {
+    carver v = {};
+    layout(&g->scratch, &v, &g->base, n);
+    size_t bytes = (size_t)v.used, table = experts_table_bytes(n->pairs);
+    void *base = device_new(g, bytes, false);
+    if (!base) return ms_fail_memory(err, "workspace", bytes);
+    v = {(uint8_t *)base, 0, false};
+    layout(&g->scratch, &v, &g->base, n);
+    g->scratch.base = base;
+    for (unsigned i = 0; i < TABLES; i++) {
+        g->scratch.table_host[i] = pinned_new(table);
+        if (!g->scratch.table_host[i]) return ms_fail_memory(err, "expert table", table);
+    }
+    return MS_OK;
 }
 
 ms_status scratch_reserve(ms_backend *be, const ms_scratch_need *n, ms_error *err) {
     gpu_backend *g = gpu_of(be);
     uint64_t bytes = scratch_bytes(be, n);
-    if (bytes >= SIZE_MAX) return ms_fail_memory(err, "workspace", SIZE_MAX);
+    if (bytes == UINT64_MAX || bytes > SIZE_MAX / 2) return ms_fail_memory(err, "workspace", SIZE_MAX);
     scratch_free(g);
-    void *base = device_new(g, (size_t)bytes, false);
-    if (!base) return ms_fail_memory(err, "workspace", (size_t)bytes);
-    carver v = {(uint8_t *)base, 0, false};
-    layout(&g->scratch, &v, be, n);
-    g->scratch.base = base;
-    g->scratch.bytes = bytes;
-    return MS_OK;
+    ms_status status = reserve(g, n, err);
+    if (status != MS_OK) scratch_free(g);
+    return status;
 }
 
 // ---------------------------------------------------------------- dense operations
@@ -370,7 +423,8 @@ void rms_norm(ms_backend *be, float *out, const float *x, uint32_t n, uint32_t d
     launched(g, "rms_norm");
 }
 
-void mix_norm(ms_backend *be, float *out, const ms_mix *mix, uint32_t n, uint32_t dim, float eps, const ms_weight *norm) {
+void mix_norm(ms_backend *be, float *out, const ms_mix *mix, uint32_t n, uint32_t dim, float eps,
+              const ms_weight *norm) {
     gpu_backend *g = gpu_of(be);
     if (!need(g, mix->block_count < K_MIX_SOURCES, "mix_norm", "block count")) return;
     k_mix_args a = {};
@@ -425,8 +479,8 @@ void run_products(gpu_backend *g, const product_input *in, const ms_product *pro
         for (uint32_t i = 0; i < a.count; i++) {
             const ms_product *p = &products[at + i];
             const ms_weight *w = p->weight;
-            a.product[i] = {w->data, w->scales, p->out, p->out_stride, w->rows,
-                            mode_of(w, quantised(g, w, p->exact_input)), 0};
+            a.product[i] = {
+                w->data, w->scales, p->out, p->out_stride, w->rows, mode_of(w, quantised(g, w, p->exact_input)), 0};
         }
         k_project(g->stream, &a);
     }
@@ -516,21 +570,154 @@ void router_topk(ms_backend *be, uint32_t *ids, float *weights, const float *x, 
     launched(g, "router_topk");
 }
 
-// ---------------------------------------------------------------- not there yet: every call is a kept failure
+// ---------------------------------------------------------------- KDA and MLA
 
-void missing(gpu_backend *g, const char *op) { keep_failure(g, MS_ERR_UNSUPPORTED, "%s: this backend cannot do it yet", op); }
-void kda_range(ms_backend *be, const ms_kda *, const ms_kda_io *, uint32_t) { missing(gpu_of(be), "kda_range"); }
-void mla_range(ms_backend *be, const ms_mla *, const ms_mla_io *, uint32_t) { missing(gpu_of(be), "mla_range"); }
-ms_status install(ms_backend *, void *, const uint8_t *, ms_expert_shape, ms_error *err) {
-    return ms_fail(err, MS_ERR_UNSUPPORTED, "install: this backend cannot do it yet");
+void kda_range(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint32_t n) {
+    gpu_backend *g = gpu_of(be);
+    const ms_scratch_need *have = &g->scratch.need;
+    uint64_t inner = (uint64_t)kda->heads * kda->dim;
+    bool fits = kda->dim <= have->kda_dim && kda->taps <= have->kda_taps && kda->heads <= have->kda_heads;
+    if (!need(g, fits && kda_fits(kda->heads, kda->dim, kda->taps), "kda_range", "head shape")) return;
+    kda_args a = {};
+    for (int i = 0; i < KDA_STREAMS; i++)
+        if (!(a.conv[i] = f32_of(g, kda->conv[i], inner * kda->taps, "kda_range", "conv weight"))) return;
+    a.a_log = f32_of(g, kda->a_log, kda->heads, "kda_range", "a_log");
+    a.dt_bias = f32_of(g, kda->dt_bias, inner, "kda_range", "dt_bias");
+    a.o_norm = f32_of(g, kda->o_norm, kda->dim, "kda_range", "o_norm");
+    if (!a.a_log || !a.dt_bias || !a.o_norm) return;
+    a.heads = kda->heads;
+    a.dim = kda->dim;
+    a.taps = kda->taps;
+    a.n = n;
+    a.gate_bound = kda->gate_bound;
+    a.norm_eps = kda->norm_eps;
+    a.in[0] = io->q;
+    a.in[1] = io->k;
+    a.in[2] = io->v;
+    a.e = io->e;
+    a.b = io->b;
+    a.g = io->g;
+    a.state_in = io->state_in;
+    a.state_out = io->state_out;
+    a.history_in = io->history_in;
+    a.history_out = io->history_out;
+    a.out = io->out;
+    a.history_bf16 = is_fast(g);
+    k_kda_range(g->stream, &a);
+    launched(g, "kda_range");
 }
-void experts_begin(ms_backend *be, const float *, uint32_t, ms_expert_shape) { missing(gpu_of(be), "experts_begin"); }
-void experts_run(ms_backend *be, float *, ms_expert_shape, ms_situ, const ms_expert_batch *, uint32_t) {
-    missing(gpu_of(be), "experts_run");
+
+void mla_range(ms_backend *be, const ms_mla *mla, const ms_mla_io *io, uint32_t n) {
+    gpu_backend *g = gpu_of(be);
+    const ms_scratch_need *have = &g->scratch.need;
+    bool fits = mla->rank <= have->mla_rank && mla->extra <= have->mla_extra && mla->value <= have->mla_value &&
+                mla->heads <= have->mla_heads && mla->nope <= have->mla_nope && n <= have->rows;
+    if (!need(g, fits && mla_fits(mla->heads, mla->extra, mla->rank), "mla_range", "head shape")) return;
+    if (!need(g, io->position <= have->context && n <= have->context - io->position, "mla_range", "context")) return;
+    uint64_t kv_rows = (uint64_t)mla->heads * ((uint64_t)mla->nope + mla->value);
+    bool kv_ok = mla->kv_b->format == MS_FORMAT_BF16 && mla->kv_b->cols == mla->rank && mla->kv_b->rows == kv_rows;
+    if (!need(g, kv_ok && kv_rows > 1, "mla_range", "kv_b weight")) return;
+    mla_args a = {};
+    a.kv_norm = vector_of(g, mla->kv_norm, mla->rank, "mla_range");
+    if (!a.kv_norm.data) return;
+    a.heads = mla->heads;
+    a.nope = mla->nope;
+    a.extra = mla->extra;
+    a.value = mla->value;
+    a.rank = mla->rank;
+    a.n = n;
+    a.norm_eps = mla->norm_eps;
+    a.scale = mla->scale;
+    a.kv_b = (const gpu_bf16 *)mla->kv_b->data;
+    a.q = io->q;
+    a.c = io->c;
+    a.gate = io->gate;
+    a.rows = io->rows;
+    a.rows_bf16 = is_fast(g);
+    a.position = io->position;
+    a.out = io->out;
+    a.scratch = g->scratch.mla;
+    k_mla_range(g->stream, &a);
+    launched(g, "mla_range");
 }
-void experts_reduce_norm(ms_backend *be, float *, const float *, const float *, uint32_t, uint32_t, uint32_t,
-                         const ms_weight *, float) {
-    missing(gpu_of(be), "experts_reduce_norm");
+
+// ---------------------------------------------------------------- experts
+
+// Waits: the staging memory is the caller's again, and a bad scale is this call's error.
+ms_status install(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, ms_error *err) {
+    static const char *const names[] = {"w1", "w3", "w2"}; // by ms_expert_matrix
+    gpu_backend *g = gpu_of(be);
+    if (!ms_expert_shape_valid(s) || !experts_fit(s.hidden, s.inner))
+        return ms_fail(err, MS_ERR_INTERNAL, "expert of %u x %u: expected multiples of 32", s.hidden, s.inner);
+    uint32_t bad[3] = {NO_ROW, NO_ROW, NO_ROW}, row, group;
+    ms_expert_matrix m;
+    (void)gpu_ok(g, k_experts_retile(g->stream, slot, staging, s.hidden, s.inner, g->flags + FLAG_EXPERT), "install");
+    backend_download(be, bad, g->flags + FLAG_EXPERT, sizeof bad);
+    if (g->failure.code != MS_OK) return backend_sync(be, err);
+    if (!experts_bad_scale(bad, s.hidden, s.inner, &m, &row, &group)) return MS_OK;
+    return ms_fail(err, MS_ERR_FORMAT, "expert %s scale of row %u group %u: expected a byte 0..254, found 255 (NaN)",
+                   names[m], row, group);
+}
+
+void experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s) {
+    gpu_backend *g = gpu_of(be);
+    const ms_scratch_need *have = &g->scratch.need;
+    bool fits = ms_expert_shape_valid(s) && s.hidden <= have->expert.hidden && s.inner <= have->expert.inner;
+    g->experts_n = 0;
+    if (!need(g, fits && experts_fit(s.hidden, s.inner) && n <= have->rows, "experts_begin", "rows or expert shape"))
+        return;
+    g->experts_n = n;
+    g->experts_shape = s;
+    if (is_fast(g))
+        k_experts_begin(g->stream, (uint8_t *)g->scratch.z_q, g->scratch.z_s, z, n, s.hidden);
+    else
+        backend_copy(be, g->scratch.z, z, (size_t)n * s.hidden * sizeof *z);
+    launched(g, "experts_begin");
+}
+
+// The tables of a call go through one of two pinned copies, so that the next call can be prepared while this one runs.
+void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const ms_expert_batch *batches,
+                 uint32_t count) {
+    gpu_backend *g = gpu_of(be);
+    const gpu_scratch *sc = &g->scratch;
+    bool same = s.hidden == g->experts_shape.hidden && s.inner == g->experts_shape.inner;
+    if (!need(g, same && g->experts_n, "experts_run", "shape")) return;
+    unsigned i = g->next_table;
+    experts_args a = {};
+    size_t bytes = 0;
+    if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return;
+    if (!need(g,
+              experts_table_build(&a.table, &bytes, sc->table_host[i], sc->table, batches, count, g->experts_n,
+                                  sc->need.pairs),
+              "experts_run", "row or pair"))
+        return;
+    if (!a.table.count) return;
+    g->next_table = (i + 1) % TABLES;
+    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, sc->table_host[i], bytes, gpuMemcpyHostToDevice, g->stream),
+                 "experts_run");
+    (void)gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
+    a.hidden = s.hidden;
+    a.inner = s.inner;
+    a.beta = act.beta;
+    a.linear_beta = act.linear_beta;
+    a.z_q = (const uint8_t *)sc->z_q;
+    a.z_s = sc->z_s;
+    a.z = sc->z;
+    a.act_q = (uint8_t *)sc->e_q;
+    a.act_s = sc->e_s;
+    a.act = sc->e_act;
+    a.y = y;
+    k_experts_run(g->stream, &a, is_fast(g));
+    launched(g, "experts_run");
+}
+
+void experts_reduce_norm(ms_backend *be, float *out, const float *y, const float *weights, uint32_t n, uint32_t k,
+                         uint32_t hidden, const ms_weight *norm, float eps) {
+    gpu_backend *g = gpu_of(be);
+    reduce_args a = {out, y, weights, vector_of(g, norm, hidden, "experts_reduce_norm"), k, hidden, eps};
+    if (!a.norm.data) return;
+    k_experts_reduce_norm(g->stream, &a, n);
+    launched(g, "experts_reduce_norm");
 }
 
 // ---------------------------------------------------------------- creation
@@ -543,7 +730,10 @@ void backend_destroy(ms_backend *be) {
     device_free(g, g->flags);
     for (unsigned i = 0; i < PIECES; i++)
         if (g->piece[i]) (void)gpuHostFree(g->piece[i]);
-    for (unsigned i = 0; i < g->events; i++) (void)gpuEventDestroy(g->piece_free[i]);
+    for (unsigned i = 0; i < PIECES; i++)
+        if (g->events > i) (void)gpuEventDestroy(g->piece_free[i]);
+    for (unsigned i = 0; i < TABLES; i++)
+        if (g->events > PIECES + i) (void)gpuEventDestroy(g->table_free[i]);
     (void)gpuStreamDestroy(g->stream);
     free(g);
 }
@@ -580,7 +770,8 @@ void set_members(ms_backend *be) {
 ms_status check_caller(const ms_gpu_options *o, ms_error *err) {
     if (o->interface == MS_GPU_INTERFACE && o->backend_bytes == sizeof(ms_backend) && !strcmp(o->version, MS_VERSION))
         return MS_OK;
-    return ms_fail(err, MS_ERR_UNSUPPORTED, "library of version " MS_VERSION " interface %d, the program is another build",
+    return ms_fail(err, MS_ERR_UNSUPPORTED,
+                   "library of version " MS_VERSION " interface %d, the program is another build",
                    (int)MS_GPU_INTERFACE);
 }
 
@@ -598,8 +789,10 @@ ms_status find_device(int device, ms_error *err) {
 }
 
 ms_status make_buffers(gpu_backend *g, ms_error *err) {
-    for (; g->events < PIECES; g->events++)
-        if (gpuEventCreate(&g->piece_free[g->events]) != gpuSuccess) return ms_fail_memory(err, "GPU event", 0);
+    for (; g->events < PIECES + TABLES; g->events++) {
+        gpuEvent_t *e = g->events < PIECES ? &g->piece_free[g->events] : &g->table_free[g->events - PIECES];
+        if (gpuEventCreate(e) != gpuSuccess) return ms_fail(err, MS_ERR_IO, "%s: no event", GPU_NAME);
+    }
     for (unsigned i = 0; i < PIECES; i++) {
         g->piece[i] = (uint8_t *)pinned_new(PIECE_BYTES);
         if (!g->piece[i]) return ms_fail_memory(err, "pinned upload buffer", PIECE_BYTES);

@@ -1,8 +1,7 @@
 /* gpu_backend.h: what a GPU backend library gives to the program that loads it: one function.
  *
- * libmoonshine_hip.so, libmoonshine_cuda.so and libmoonshine_emu.so (the same kernels run by an emulator on the CPU, for
- * tests) are built from gpu_backend.cpp; backend/loader.h opens them by name.
- * Threads: as backend.h says.
+ * libmoonshine_hip.so, libmoonshine_cuda.so and libmoonshine_emu.so (the same kernels run by an emulator on the CPU,
+ * for tests) are built from gpu_backend.cpp; backend/loader.h opens them by name. Threads: as backend.h says.
  */
 #ifndef MS_BACKEND_GPU_GPU_BACKEND_H
 #define MS_BACKEND_GPU_GPU_BACKEND_H
@@ -17,9 +16,9 @@ extern "C" {
 enum { MS_GPU_INTERFACE = 1 };
 
 typedef struct ms_gpu_options {
-    uint32_t interface; /* MS_GPU_INTERFACE of the caller; stays the first member */
+    uint32_t interface;     /* MS_GPU_INTERFACE of the caller; stays the first member */
     uint32_t backend_bytes; /* sizeof(ms_backend) of the caller */
-    const char *version; /* MS_VERSION of the caller */
+    const char *version;    /* MS_VERSION of the caller */
     ms_precision precision;
     int device; /* counted from 0 */
 } ms_gpu_options;

@@ -6,29 +6,32 @@
 #include <thread>
 #include <vector>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 #include <sys/mman.h>
 #if !defined(__x86_64__) && !defined(GPU_EMU_UCONTEXT)
-  #define GPU_EMU_UCONTEXT 1
+#define GPU_EMU_UCONTEXT 1
 #endif
 #ifdef GPU_EMU_UCONTEXT
-  #include <ucontext.h>
+#include <ucontext.h>
 #endif
 
-extern "C" {   // present when the program is linked with -fsanitize=thread or =address, else null
+extern "C" { // present when the program is linked with -fsanitize=thread or =address, else null
 __attribute__((weak)) void *__tsan_get_current_fiber(void);
 __attribute__((weak)) void *__tsan_create_fiber(unsigned);
-__attribute__((weak)) void  __tsan_switch_to_fiber(void *, unsigned);
-__attribute__((weak)) void  __tsan_acquire(void *);
-__attribute__((weak)) void  __tsan_release(void *);
-__attribute__((weak)) void  __sanitizer_start_switch_fiber(void **, const void *, size_t);
-__attribute__((weak)) void  __sanitizer_finish_switch_fiber(void *, const void **, size_t *);
+__attribute__((weak)) void __tsan_switch_to_fiber(void *, unsigned);
+__attribute__((weak)) void __tsan_acquire(void *);
+__attribute__((weak)) void __tsan_release(void *);
+__attribute__((weak)) void __sanitizer_start_switch_fiber(void **, const void *, size_t);
+__attribute__((weak)) void __sanitizer_finish_switch_fiber(void *, const void **, size_t *);
 }
 #define TSAN (__tsan_create_fiber != nullptr)
 #define ASAN (__sanitizer_start_switch_fiber != nullptr)
-static void acquire(void *p) { if (TSAN) __tsan_acquire(p); }
-static void release(void *p) { if (TSAN) __tsan_release(p); }
+static void acquire(void *p) {
+    if (TSAN) __tsan_acquire(p);
+}
+static void release(void *p) {
+    if (TSAN) __tsan_release(p);
+}
 
 enum { MAXT = 1024, WAVE = 32, STACK = 256 << 10, SHARED = 48 << 10 };
 
@@ -36,8 +39,8 @@ struct Fiber {
     void *sp, *stack, *tsan, *fake;
     size_t size;
     unsigned tid;
-    int tag;                 // what it waits at
-    unsigned parity;         // which exchange slot its next wave operation uses
+    int tag;         // what it waits at
+    unsigned parity; // which exchange slot its next wave operation uses
 #ifdef GPU_EMU_UCONTEXT
     ucontext_t uc;
 #endif
@@ -45,11 +48,11 @@ struct Fiber {
 struct Block {
     gpu_emu_ctx c;
     Fiber f[MAXT], host, *cur;
-    unsigned made, ready[MAXT], head, count;     // ring of runnable threads
+    unsigned made, ready[MAXT], head, count; // ring of runnable threads
     unsigned done, at_sync, at_wave[MAXT / WAVE], order[MAXT], lanes[WAVE];
     uint32_t slot[2][MAXT], ballot[2][MAXT / WAVE];
-    bool fifo;                                   // released lanes go behind the other waves
-    char *shared, tok_start, tok_end, tok_sync[2];  // addresses that stand for orderings (race detector)
+    bool fifo;                                     // released lanes go behind the other waves
+    char *shared, tok_start, tok_end, tok_sync[2]; // addresses that stand for orderings (race detector)
     unsigned phase;
     const std::function<void()> *fn;
 };
@@ -88,10 +91,14 @@ static void swap_to(Fiber *to) {
     if (ASAN) __sanitizer_finish_switch_fiber(from->fake, nullptr, nullptr);
 }
 static void push(unsigned t) { B->ready[(B->head + B->count++) % MAXT] = t; }
-static void push_front(unsigned t) { B->ready[B->head = (B->head + MAXT - 1) % MAXT] = t; B->count++; }
-static void run_next(void) {                      // hand the processor to the next runnable thread
+static void push_front(unsigned t) {
+    B->ready[B->head = (B->head + MAXT - 1) % MAXT] = t;
+    B->count++;
+}
+static void run_next(void) { // hand the processor to the next runnable thread
     if (!B->count) {
-        if (B->done < B->c.nt) die("some threads wait for others that never come (divergent gpu_sync or wave operation)");
+        if (B->done < B->c.nt)
+            die("some threads wait for others that never come (divergent gpu_sync or wave operation)");
         swap_to(&B->host);
         return;
     }
@@ -101,8 +108,15 @@ static void run_next(void) {                      // hand the processor to the n
     swap_to(&B->f[t]);
 }
 static void fiber_main(void) {
-    if (ASAN) { const void *s; size_t n; __sanitizer_finish_switch_fiber(nullptr, &s, &n);
-                if (!B->host.stack) { B->host.stack = (void *)s; B->host.size = n; } }
+    if (ASAN) {
+        const void *s;
+        size_t n;
+        __sanitizer_finish_switch_fiber(nullptr, &s, &n);
+        if (!B->host.stack) {
+            B->host.stack = (void *)s;
+            B->host.size = n;
+        }
+    }
     for (;;) {
         acquire(&B->tok_start);
         (*B->fn)();
@@ -116,7 +130,10 @@ static void make_fibers(Block *b, unsigned n) {
         Fiber *f = &b->f[b->made];
         f->tid = b->made;
         char *m = (char *)mmap(0, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (m == MAP_FAILED || mprotect(m, 4096, PROT_NONE)) { perror("gpu_emu: stack"); __builtin_trap(); }
+        if (m == MAP_FAILED || mprotect(m, 4096, PROT_NONE)) {
+            perror("gpu_emu: stack");
+            __builtin_trap();
+        }
         f->stack = m + 4096;
         f->size = STACK - 4096;
         f->tsan = TSAN ? __tsan_create_fiber(0) : nullptr;
@@ -143,8 +160,10 @@ void gpu_emu_sync(void) {
         B->at_sync = 0;
         B->phase ^= 1;
         unsigned self = B->cur->tid;
-        for (unsigned i = 0; i < B->c.nt; i++) if (B->order[i] != self) push(B->order[i]);
-    } else run_next();
+        for (unsigned i = 0; i < B->c.nt; i++)
+            if (B->order[i] != self) push(B->order[i]);
+    } else
+        run_next();
     acquire(tok);
 }
 uint32_t gpu_emu_wave(int op, int arg, uint32_t v) {
@@ -164,18 +183,32 @@ uint32_t gpu_emu_wave(int op, int arg, uint32_t v) {
             unsigned l = base + B->lanes[B->fifo ? i : WAVE - 1 - i];
             if (l != t) B->fifo ? push(l) : push_front(l);
         }
-    } else run_next();
+    } else
+        run_next();
     switch (op) {
-    case GPU_EMU_XOR: return B->slot[p][base + ((t ^ (unsigned)arg) & (WAVE - 1))];
-    case GPU_EMU_IDX: return B->slot[p][base + ((unsigned)arg & (WAVE - 1))];
-    default: return B->ballot[p][w];
+    case GPU_EMU_XOR:
+        return B->slot[p][base + ((t ^ (unsigned)arg) & (WAVE - 1))];
+    case GPU_EMU_IDX:
+        return B->slot[p][base + ((unsigned)arg & (WAVE - 1))];
+    default:
+        return B->ballot[p][w];
     }
 }
-void gpu_emu_fence(void) { release(&fence_token); acquire(&fence_token); __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-void *gpu_emu_shared(size_t n) { if (n > SHARED) die("more than 48 KiB of shared memory"); return B->shared; }
+void gpu_emu_fence(void) {
+    release(&fence_token);
+    acquire(&fence_token);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+void *gpu_emu_shared(size_t n) {
+    if (n > SHARED) die("more than 48 KiB of shared memory");
+    return B->shared;
+}
 
 // ---- launch
-static const char *order_kind(void) { const char *s = getenv("GPU_EMU_ORDER"); return s ? s : "fwd"; }
+static const char *order_kind(void) {
+    const char *s = getenv("GPU_EMU_ORDER");
+    return s ? s : "fwd";
+}
 static void set_order(Block *b, unsigned n, uint64_t seed) {
     const char *k = order_kind();
     b->fifo = k[0] == 'r' && k[1] == 'a';
@@ -184,15 +217,18 @@ static void set_order(Block *b, unsigned n, uint64_t seed) {
         for (unsigned i = n - 1; i; i--) {
             seed = seed * 6364136223846793005u + 1442695040888963407u;
             unsigned j = (unsigned)(seed >> 33) % (i + 1), x = b->order[i];
-            b->order[i] = b->order[j]; b->order[j] = x;
+            b->order[i] = b->order[j];
+            b->order[j] = x;
         }
-    for (unsigned i = 0, k2 = 0; i < n; i++) if (b->order[i] < WAVE) b->lanes[k2++] = b->order[i];
+    for (unsigned i = 0, k2 = 0; i < n; i++)
+        if (b->order[i] < WAVE) b->lanes[k2++] = b->order[i];
 }
 static void run_block(Block *b, unsigned i, uint64_t seed) {
-    b->c.bx = i % b->c.nbx; b->c.by = i / b->c.nbx;
+    b->c.bx = i % b->c.nbx;
+    b->c.by = i / b->c.nbx;
     b->done = b->at_sync = b->head = b->count = 0;
     memset(b->at_wave, 0, sizeof b->at_wave);
-    memset(b->shared, 0xff, SHARED);              // NaNs: reading before writing shows
+    memset(b->shared, 0xff, SHARED); // NaNs: reading before writing shows
     set_order(b, b->c.nt, seed + i);
     for (unsigned k = 0; k < b->c.nt; k++) push(b->order[k]);
     b->cur = &b->host;
@@ -202,23 +238,42 @@ static void run_block(Block *b, unsigned i, uint64_t seed) {
     acquire(&b->tok_end);
 }
 static std::mutex pool_lock;
-static std::vector<Block *> &pool = *new std::vector<Block *>;   // kept for the life of the program
+static std::vector<Block *> &pool = *new std::vector<Block *>; // kept for the life of the program
 void gpu_emu_launch(gpuDim3 g, gpuDim3 blk, const std::function<void()> &fn) {
-    if (blk.y != 1 || blk.z != 1 || g.z != 1 || !blk.x || blk.x > MAXT || blk.x % WAVE) { fprintf(stderr, "gpu_emu: bad launch\n"); __builtin_trap(); }
+    if (blk.y != 1 || blk.z != 1 || g.z != 1 || !blk.x || blk.x > MAXT || blk.x % WAVE) {
+        fprintf(stderr, "gpu_emu: bad launch\n");
+        __builtin_trap();
+    }
     const char *ws = getenv("GPU_EMU_WORKERS"), *ss = getenv("GPU_EMU_SEED");
     unsigned total = g.x * g.y, workers = ws ? (unsigned)atoi(ws) : std::thread::hardware_concurrency();
     uint64_t seed = ss ? strtoull(ss, 0, 10) * 1000003 : 1;
     std::atomic<unsigned> next{0};
     auto work = [&] {
         Block *b;
-        { std::lock_guard<std::mutex> l(pool_lock); if (pool.empty()) b = nullptr; else { b = pool.back(); pool.pop_back(); } }
-        if (!b) { b = (Block *)calloc(1, sizeof *b); b->shared = (char *)aligned_alloc(256, SHARED); }
+        {
+            std::lock_guard<std::mutex> l(pool_lock);
+            if (pool.empty())
+                b = nullptr;
+            else {
+                b = pool.back();
+                pool.pop_back();
+            }
+        }
+        if (!b) {
+            b = (Block *)calloc(1, sizeof *b);
+            b->shared = (char *)aligned_alloc(256, SHARED);
+        }
         make_fibers(b, blk.x);
-        b->c.nt = blk.x; b->c.nbx = g.x; b->c.nby = g.y;
-        b->fn = &fn; b->host.stack = nullptr;
-        B = b; gpu_emu_c = &b->c;
+        b->c.nt = blk.x;
+        b->c.nbx = g.x;
+        b->c.nby = g.y;
+        b->fn = &fn;
+        b->host.stack = nullptr;
+        B = b;
+        gpu_emu_c = &b->c;
         for (unsigned i; (i = next++) < total;) run_block(b, i, seed);
-        B = nullptr; gpu_emu_c = nullptr;
+        B = nullptr;
+        gpu_emu_c = nullptr;
         std::lock_guard<std::mutex> l(pool_lock);
         pool.push_back(b);
     };
@@ -227,4 +282,3 @@ void gpu_emu_launch(gpuDim3 g, gpuDim3 blk, const std::function<void()> &fn) {
     work();
     for (auto &t : th) t.join();
 }
-double gpu_emu_now_ms(void) { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6; }

@@ -1,23 +1,24 @@
 // k_common.h - what every kernel shares: elementary functions, wave reductions, int8 quantisation, weight layouts.
 //
 // Owns: nothing; device functions and index functions that host code may use too (K_BOTH).
-// Invariants: the same bits as src/base/fmath.h, src/quant/q8.c and the scalar CPU kernels (docs/numerics.md).  Functions named
+// Invariants: the same bits as src/base/fmath.h, src/quant/q8.c and the scalar CPU kernels (docs/numerics.md).
+// Functions named
 //   k_wave_* are called by all 32 lanes of a wave and give every lane the same result.
 //
 // Weight layouts (chosen so that a wave reads 512 contiguous bytes at a time):
 //   F32   row-major.
 //   BF16  rows == 1: plain.  Else row-major rows of `cols` elements in which each full block of 256 columns is stored
-//         transposed, column 32 * t + l of the block at l * 8 + t: the 8 values that lane l of dot32 needs are 16 bytes.
-//         The columns after the last full block are plain.  k_bf16_at() gives the place of a column in its row.
+//         transposed, column 32 * t + l of the block at l * 8 + t: the 8 values that lane l of dot32 needs are 16
+//         bytes. The columns after the last full block are plain.  k_bf16_at() gives the place of a column in its row.
 //   Q8    data row-major int8, rows k_q8_stride(cols) bytes apart, zeros behind a row; scales in blocks of 8 rows as in
 //         src/quant/q8.h: [block][group][row of the block].
 #pragma once
 #include "backend/gpu/gpu.h"
 
 #if GPU_HIP || GPU_CUDA
-  #define K_BOTH static __host__ __device__ __forceinline__
+#define K_BOTH static __host__ __device__ __forceinline__
 #else
-  #define K_BOTH static inline
+#define K_BOTH static inline
 #endif
 
 enum { K_Q8_GROUP = 128, K_BF16_BLOCK = 256, K_MX_GROUP = 32, K_MX_BYTES = 16, K_TILE = 32 };
@@ -108,7 +109,8 @@ GPU_DEV float k_wave_sum32(const float *x, uint32_t n) {
     return gpu_wave_sum(s);
 }
 
-// This lane's partial sum of dot32(x, row) over a BF16 row of a weight with more than one row; `aligned`: row is 16-aligned.
+// This lane's partial sum of dot32(x, row) over a BF16 row of a weight with more than one row; `aligned`: row is
+// 16-aligned.
 GPU_DEV float k_lane_dot_bf16(float s, const float *x, const gpu_bf16 *row, uint32_t cols, bool aligned) {
     uint32_t lane = gpu_lane(), at = 0;
     for (; cols - at >= K_BF16_BLOCK; at += K_BF16_BLOCK) {

@@ -1,4 +1,5 @@
-// k_dense.h - norms, mixes, matrix products, SITU of the dense MLP, sums and weight conversion (docs/numerics.md, 2 and 4).
+// k_dense.h - norms, mixes, matrix products, SITU of the dense MLP, sums and weight conversion (docs/numerics.md, 2 and
+// 4).
 //
 // Owns: nothing.  Each launcher k_NAME puts its kernel into the stream and returns; pointers are device addresses.
 // Invariants: an output element is computed by one wave in the documented order, whatever the launch geometry.
@@ -111,10 +112,10 @@ static void k_mix_norm(gpuStream_t stream, const k_mix_args *a) {
 // Rows quantised in groups of 128; rows of q are groups * 128 bytes apart, zeros behind the last column.
 typedef struct k_quantise_args {
     int8_t *q;
-    float *scales;     // [n][groups]
-    float *plain;      // not NULL: the values go here as f32 [n][cols] instead of to q
-    const float *x;    // [n][cols]
-    const float *up;   // not NULL: the values are SITU(x, up)
+    float *scales;   // [n][groups]
+    float *plain;    // not NULL: the values go here as f32 [n][cols] instead of to q
+    const float *x;  // [n][cols]
+    const float *up; // not NULL: the values are SITU(x, up)
     float beta, linear_beta;
     uint32_t n, cols;
 } k_quantise_args;
@@ -168,7 +169,7 @@ enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4 };
 typedef struct k_project_args {
     k_product product[K_PRODUCTS];
     uint32_t count;
-    const float *x; // [n][cols]; for all modes but K_MODE_Q8
+    const float *x;    // [n][cols]; for all modes but K_MODE_Q8
     const int8_t *x_q; // from k_quantise; for K_MODE_Q8
     const float *x_s;
     uint32_t n, cols;
@@ -189,10 +190,9 @@ GPU_DEV int32_t k_scatter_sum8(int32_t v[8]) {
     return v[0];
 }
 
-// Eight rows of a Q8 weight times up to NX input rows.  A step is 512 columns: lane l has 16 of them, the eight lanes of a
-// group of 128 share its integer dot, and lanes 8 * j .. 8 * j + 7 keep partial sum p[j] of the eight rows.
-template <int NX>
-GPU_DEV void k_q8_tile(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t x0) {
+// Eight rows of a Q8 weight times up to NX input rows.  A step is 512 columns: lane l has 16 of them, the eight lanes
+// of a group of 128 share its integer dot, and lanes 8 * j .. 8 * j + 7 keep partial sum p[j] of the eight rows.
+template <int NX> GPU_DEV void k_q8_tile(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t x0) {
     const uint32_t lane = gpu_lane(), groups = k_q8_groups(a->cols);
     const uint32_t in_block = p->rows - row0 < K_Q8_ROWS ? p->rows - row0 : (uint32_t)K_Q8_ROWS;
     const uint32_t sub = lane % 8 < in_block ? lane % 8 : in_block - 1;
@@ -242,7 +242,8 @@ GPU_DEV void k_q8_tile(const k_product *p, const k_project_args *a, uint32_t row
 // One column of a row as f32.
 GPU_DEV float k_weight_get(const k_product *p, uint32_t cols, uint32_t r, uint32_t col) {
     switch (p->mode) {
-    case K_MODE_F32: return ((const float *)p->data)[(size_t)r * cols + col];
+    case K_MODE_F32:
+        return ((const float *)p->data)[(size_t)r * cols + col];
     case K_MODE_BF16:
         return gpu_bf16_f32(((const gpu_bf16 *)p->data)[(size_t)r * cols + k_bf16_at(p->rows, cols, col)]);
     default: {
@@ -253,8 +254,7 @@ GPU_DEV float k_weight_get(const k_product *p, uint32_t cols, uint32_t r, uint32
 }
 
 // Four rows times up to NX input rows by dot32: the lanes are the partial sums.
-template <int NX>
-GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t x0) {
+template <int NX> GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t x0) {
     const uint32_t lane = gpu_lane(), cols = a->cols, last = p->rows - 1;
     float s[NX][K_DOT_ROWS];
     GPU_UNROLL
@@ -333,8 +333,10 @@ template <int NX, int KINDS> GPU_DEV void k_project_block(const k_project_args *
     const bool q8 = KINDS == K_KIND_Q8 || (KINDS != K_KIND_DOT && p.mode == K_MODE_Q8);
     if (tile >= k_ceil_div(p.rows, q8 ? (uint32_t)K_Q8_ROWS : (uint32_t)K_DOT_ROWS)) return;
     for (uint32_t x = gpu_by() * NX; x < a->n; x += gpu_nby() * NX) {
-        if (q8) k_q8_tile<NX>(&p, a, tile * K_Q8_ROWS, x);
-        else k_dot_tile<NX>(&p, a, tile * K_DOT_ROWS, x);
+        if (q8)
+            k_q8_tile<NX>(&p, a, tile * K_Q8_ROWS, x);
+        else
+            k_dot_tile<NX>(&p, a, tile * K_DOT_ROWS, x);
     }
 }
 
@@ -394,8 +396,9 @@ static void k_add(gpuStream_t stream, const k_add_args *a) {
 
 // ---------------------------------------------------------------- weight conversion
 
-// Rows [first, first + n), columns [col0, col0 + window) of a weight, from raw rows of `window` elements.  col0 is a multiple
-// of 256.  A row with a value that is not finite, or for BF16 is not after rounding, lowers *bad to bad_base + its index.
+// Rows [first, first + n), columns [col0, col0 + window) of a weight, from raw rows of `window` elements.  col0 is a
+// multiple of 256.  A row with a value that is not finite, or for BF16 is not after rounding, lowers *bad to bad_base +
+// its index.
 typedef struct k_convert_args {
     const void *raw;
     uint32_t raw_bf16; // else F32
@@ -433,8 +436,10 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 4) kern_convert(k_convert_args a) {
         x[e] = 0.0f;
         if (in + e >= a.window) continue;
         x[e] = a.raw_bf16 ? gpu_bf16_f32(((const gpu_bf16 *)a.raw)[at + e]) : ((const float *)a.raw)[at + e];
-        if (a.mode == K_MODE_Q8) amax = k_abs_bits(x[e]) > amax ? k_abs_bits(x[e]) : amax;
-        else ok = k_convert_plain(&a, row, a.col0 + in + e, x[e]) && ok;
+        if (a.mode == K_MODE_Q8)
+            amax = k_abs_bits(x[e]) > amax ? k_abs_bits(x[e]) : amax;
+        else
+            ok = k_convert_plain(&a, row, a.col0 + in + e, x[e]) && ok;
     }
     if (a.mode == K_MODE_Q8) {
         amax = gpu_wave_max_u32(amax);
@@ -443,11 +448,11 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 4) kern_convert(k_convert_args a) {
         const uint32_t col = a.col0 + in;
         const size_t stride = k_q8_stride(a.cols);
         if (col < stride) {
-            uint32_t q = k_pack4(k_quant_one(x[0], k), k_quant_one(x[1], k), k_quant_one(x[2], k), k_quant_one(x[3], k));
+            uint32_t q =
+                k_pack4(k_quant_one(x[0], k), k_quant_one(x[1], k), k_quant_one(x[2], k), k_quant_one(x[3], k));
             *(uint32_t *)((int8_t *)a.data + row * stride + col) = q;
         }
-        if (gpu_lane() == 0)
-            a.scales[k_q8_scale_at(a.rows, k_q8_groups(a.cols), row, col / K_Q8_GROUP)] = k.scale;
+        if (gpu_lane() == 0) a.scales[k_q8_scale_at(a.rows, k_q8_groups(a.cols), row, col / K_Q8_GROUP)] = k.scale;
     }
     if (!ok) (void)gpu_atomic_min(a.bad, a.bad_base + i);
 }

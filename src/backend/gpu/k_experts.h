@@ -7,7 +7,7 @@
 // Quantised inputs are kept in the order of mx_place(), which differs by target; nothing outside this file reads them.
 // Owns: nothing.  Bits: docs/numerics.md, sections 2 and 4; the oracle is src/backend/cpu/cpu_moe.c.
 #pragma once
-#include "k_common.h"
+#include "backend/gpu/k_common.h"
 
 #include <string.h>
 extern "C" {
@@ -17,7 +17,13 @@ extern "C" {
 enum {
     EXPERT_ROWS = 8,      // rows of an item
     EXPERT_THREADS = 128,
-    EXPERT_GROUP_BYTES = K_MX_BYTES + 1
+    EXPERT_GROUP_BYTES = K_MX_BYTES + 1,
+    // GPU_BOUNDS of the products: 120 registers on AMD, 128 on NVIDIA.
+#if GPU_HIP
+    EXPERT_RESIDENT = 6
+#else
+    EXPERT_RESIDENT = 4
+#endif
 };
 
 // Nibbles are looked up eight at a time, either in their own order (one PRMT takes four nibbles as selectors), or split into
@@ -28,6 +34,13 @@ enum {
   #else
     #define MX_NATURAL 0
   #endif
+#endif
+
+#if GPU_HIP || GPU_CUDA
+  #define EXPERT_PRAGMA(x) _Pragma(#x)
+  #define EXPERT_UNROLL(n) EXPERT_PRAGMA(unroll n)
+#else
+  #define EXPERT_UNROLL(n) (void)n;
 #endif
 
 // ---------------------------------------------------------------- descriptor table
@@ -165,39 +178,45 @@ typedef struct experts_args {
 } experts_args;
 
 // Groups of the inputs in shared memory at a time; a multiple of 4.
-template <int ROWS> struct experts_piece { enum { GROUPS = ROWS == 1 ? 128 : 64 }; };
-template <int ROWS, int MATS> struct experts_shared {
+template <int ROWS> struct experts_piece { enum { GROUPS = ROWS == 1 ? 128 : 32 }; };
+template <int ROWS> struct experts_inputs {
     gpu_u4 x[ROWS][experts_piece<ROWS>::GROUPS][2];
     float scale[ROWS][experts_piece<ROWS>::GROUPS];
     int32_t twelve[ROWS][experts_piece<ROWS>::GROUPS]; // 12 x sum of the group
-    float part[ROWS][MATS][4][K_TILE];
+};
+template <int ROWS, int MATS> union experts_shared {
+    experts_inputs<ROWS> in;
+    float part[ROWS][MATS][4][K_TILE]; // when all inputs have been used
 };
 static_assert(sizeof(experts_shared<EXPERT_ROWS, 2>) <= 48 << 10, "shared memory");
 
-// Input groups [g0, g0 + count) of the item's rows to shared memory.
+// Input groups [g0, g0 + count) of the item's rows to shared memory, zeros for the rows up to ROWS that it lacks.
 template <int ROWS, int MATS>
 GPU_DEV void experts_load(experts_shared<ROWS, MATS> &sh, const uint8_t *q, const float *scales, const uint32_t *index,
                           uint32_t rows, uint32_t groups, uint32_t g0, uint32_t count) {
-    for (uint32_t i = gpu_tid(); i < rows * count; i += EXPERT_THREADS) {
+    for (uint32_t i = gpu_tid(); i < ROWS * count; i += EXPERT_THREADS) {
         uint32_t r = i / count, g = i % count;
-        size_t at = (size_t)index[r] * groups + g0 + g;
+        size_t at = (size_t)index[r < rows ? r : 0] * groups + g0 + g;
         int sum = 0;
         GPU_UNROLL
         for (uint32_t h = 0; h < 2; h++) {
-            gpu_u4 u = gpu_load_u4(q + at * K_MX_GROUP + h * 16);
-            sh.x[r][g][h] = u;
+            gpu_u4 u = {};
+            if (r < rows) u = gpu_load_u4(q + at * K_MX_GROUP + h * 16);
+            sh.in.x[r][g][h] = u;
             GPU_UNROLL
             for (int j = 0; j < 4; j++) sum = gpu_dot4(u.v[j], 0x01010101u, sum);
         }
-        sh.scale[r][g] = scales[at];
-        sh.twelve[r][g] = 12 * sum;
+        sh.in.scale[r][g] = scales[at];
+        sh.in.twelve[r][g] = 12 * sum;
     }
 }
 
-// This wave's groups of a piece into acc: g = wave, wave + 4, ...
-template <int ROWS, int MATS>
+// This wave's groups of a piece into acc, for the first USED rows: g = wave, wave + 4, ...
+template <int USED, int ROWS, int MATS>
 GPU_DEV void experts_groups(float (&acc)[MATS][ROWS], const experts_shared<ROWS, MATS> &sh, const uint8_t *const (&tile)[MATS],
-                            uint32_t rows, uint32_t groups, uint32_t g0, uint32_t count) {
+                            uint32_t groups, uint32_t g0, uint32_t count) {
+    const int together = USED == 1 ? 2 : 1; // groups in flight; with many rows their sums need the registers
+    EXPERT_UNROLL(together)
     for (uint32_t g = gpu_wave(); g < count; g += 4) {
         uint32_t w[MATS][8];
         float scale[MATS];
@@ -214,17 +233,16 @@ GPU_DEV void experts_groups(float (&acc)[MATS][ROWS], const experts_shared<ROWS,
             }
         }
         GPU_UNROLL
-        for (uint32_t r = 0; r < (uint32_t)ROWS; r++) {
-            if (ROWS > 1 && r >= rows) break;
-            gpu_u4 lo = sh.x[r][g][0], hi = sh.x[r][g][1];
+        for (int r = 0; r < USED; r++) {
+            gpu_u4 lo = sh.in.x[r][g][0], hi = sh.in.x[r][g][1];
             GPU_UNROLL
             for (int m = 0; m < MATS; m++) {
-                int dot = -sh.twelve[r][g];
+                int dot = -sh.in.twelve[r][g];
                 GPU_UNROLL
                 for (int j = 0; j < 4; j++) dot = gpu_dot4(w[m][j], lo.v[j], dot);
                 GPU_UNROLL
                 for (int j = 0; j < 4; j++) dot = gpu_dot4(w[m][4 + j], hi.v[j], dot);
-                acc[m][r] = gpu_fma((float)dot, scale[m] * sh.scale[r][g], acc[m][r]);
+                acc[m][r] = gpu_fma((float)dot, scale[m] * sh.in.scale[r][g], acc[m][r]);
             }
         }
     }
@@ -241,8 +259,11 @@ GPU_DEV void experts_tile(experts_shared<ROWS, MATS> &sh, const uint8_t *const (
         gpu_sync();
         experts_load<ROWS, MATS>(sh, q, scales, index, rows, groups, g0, count);
         gpu_sync();
-        experts_groups<ROWS, MATS>(acc, sh, tile, rows, groups, g0, count);
+        if (ROWS > 2 && rows <= 2) experts_groups<ROWS < 2 ? ROWS : 2>(acc, sh, tile, groups, g0, count);
+        else if (ROWS > 4 && rows <= 4) experts_groups<ROWS < 4 ? ROWS : 4>(acc, sh, tile, groups, g0, count);
+        else experts_groups<ROWS>(acc, sh, tile, groups, g0, count);
     }
+    gpu_sync();
     GPU_UNROLL
     for (int r = 0; r < ROWS; r++) {
         GPU_UNROLL
@@ -257,7 +278,7 @@ template <int ROWS, int MATS> GPU_DEV float experts_sum(const experts_shared<ROW
 }
 
 // Grid: items, tiles of 32 inner rows, each of which is one group of the down product's input.
-template <int ROWS> GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, 4) k_experts_inner(experts_args a) {
+template <int ROWS> GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_experts_inner(experts_args a) {
     typedef experts_shared<ROWS, 2> shared;
     GPU_SHARED(shared, sh);
     expert_item item = a.table.items[gpu_bx()];
@@ -273,7 +294,7 @@ template <int ROWS> GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, 4) k_experts_inner(exp
 }
 
 // Grid: items, tiles of 32 result rows.
-template <int ROWS> GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, 4) k_experts_outer(experts_args a) {
+template <int ROWS> GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_experts_outer(experts_args a) {
     typedef experts_shared<ROWS, 1> shared;
     GPU_SHARED(shared, sh);
     expert_item item = a.table.items[gpu_bx()];
@@ -382,7 +403,7 @@ GPU_DEV void install_row(install_shared &sh, uint32_t row, const uint8_t *p, con
 
 // Grid: tiles (gate, up and down tiles in slot order), pieces of 32 groups.  bad[m]: lowest row * groups + group of matrix
 // m (ms_expert_matrix) with scale byte 255; all ones before.
-GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 4) k_experts_install(uint8_t *slot, const uint8_t *source, uint32_t hidden, uint32_t inner,
+GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 3) k_experts_install(uint8_t *slot, const uint8_t *source, uint32_t hidden, uint32_t inner,
                                                             uint32_t *bad) {
     GPU_SHARED(install_shared, sh);
     uint32_t inner_tiles = inner / K_TILE;
@@ -391,7 +412,7 @@ GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 4) k_experts_install(uint8_t *slot, const
     uint32_t tile = down ? gpu_bx() - 2 * inner_tiles : gpu_bx() / 2, groups = (down ? inner : hidden) / K_MX_GROUP;
     uint32_t g0 = gpu_by() * INSTALL_GROUPS;
     if (g0 >= groups) return; // the whole block
-    uint32_t count = groups - g0 < INSTALL_GROUPS ? groups - g0 : INSTALL_GROUPS;
+    uint32_t count = groups - g0 < INSTALL_GROUPS ? groups - g0 : (uint32_t)INSTALL_GROUPS;
     size_t matrix = mx_matrix_bytes(hidden, inner), order = m == MS_W1 ? 0 : m == MS_W2 ? 1 : 2;
     const uint8_t *packed = source + order * matrix, *scales = packed + (size_t)hidden * (inner / K_MX_GROUP) * K_MX_BYTES;
     for (uint32_t row = gpu_wave(); row < K_TILE; row += INSTALL_THREADS / GPU_WAVE) {

@@ -7,7 +7,20 @@
 // Owns: nothing.  Bits: docs/numerics.md, section 4; the oracle is src/backend/cpu/cpu_kda.c.
 // Errors: none here; kda_fits() says what the launcher takes.
 #pragma once
-#include "k_common.h"
+#include "backend/gpu/k_common.h"
+
+// Registers on AMD; NVIDIA has more of them to spare, since no SM gets a second head.
+#if GPU_HIP
+  #define KDA_REGISTERS __attribute__((amdgpu_num_vgpr(120)))
+#else
+  #define KDA_REGISTERS
+#endif
+
+#if GPU_HIP || GPU_CUDA
+  #define KDA_ROLLED _Pragma("unroll 1")
+#else
+  #define KDA_ROLLED
+#endif
 
 enum {
     KDA_STREAMS = 3,
@@ -15,7 +28,7 @@ enum {
     KDA_COLUMNS = 2,        // value columns a thread of it owns
     KDA_THREADS = 4 * KDA_DIM / KDA_COLUMNS,
     KDA_CHUNK = 8,          // most tokens of a chunk
-    KDA_GENERIC_FLOATS = 10240,
+    KDA_GENERIC_FLOATS = 5120,
     KDA_GENERIC_ROWS = 5,   // floats a token and channel needs: q, k, alpha, v, o
     KDA_MAX_DIM = KDA_GENERIC_FLOATS / KDA_GENERIC_ROWS,
     KDA_MAX_TAPS = 16
@@ -82,14 +95,22 @@ GPU_DEV void kda_store_history(const kda_args &a, uint32_t head) {
 // Convolution, decay and write strength of the tokens [t0, t0 + count), then the norms of q and k.
 template <bool TUNED> GPU_DEV void kda_prepare(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0,
                                                uint32_t count) {
-    uint32_t dim = TUNED ? KDA_DIM : a.dim;
+    uint32_t dim = TUNED ? (uint32_t)KDA_DIM : a.dim;
     float decay = k_exp(a.a_log[head]);
     for (uint32_t i = gpu_tid(); i < count * dim; i += gpu_nt()) {
         uint32_t t = i / dim, d = i % dim, at = t * c.row + kda_at<TUNED>(d);
         size_t channel = (size_t)head * dim + d, from = (size_t)(t0 + t) * a.heads * dim + channel;
-        c.q[at] = kda_convolve(a, 0, t0 + t, channel);
-        c.k[at] = kda_convolve(a, 1, t0 + t, channel);
-        c.v[t * dim + d] = kda_convolve(a, 2, t0 + t, channel);
+        if (TUNED) { // all at once: their loads overlap
+            c.q[at] = kda_convolve(a, 0, t0 + t, channel);
+            c.k[at] = kda_convolve(a, 1, t0 + t, channel);
+            c.v[t * dim + d] = kda_convolve(a, 2, t0 + t, channel);
+        } else {
+            KDA_ROLLED
+            for (uint32_t stream = 0; stream < KDA_STREAMS; stream++) {
+                float *to = stream == 0 ? c.q : stream == 1 ? c.k : c.v;
+                to[t * dim + d] = kda_convolve(a, stream, t0 + t, channel);
+            }
+        }
         c.alpha[at] = k_exp(a.gate_bound * k_sigmoid(decay * (a.e[from] + a.dt_bias[channel])));
     }
     if (gpu_tid() < count) c.beta[gpu_tid()] = k_sigmoid(a.b[(size_t)(t0 + gpu_tid()) * a.heads + head]);
@@ -169,7 +190,7 @@ GPU_DEV void kda_step(float (&s)[KDA_DIM / 4][KDA_COLUMNS], float *o, const floa
         for (int c = 0; c < KDA_COLUMNS; c++) o[c] = out[c];
 }
 
-GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 2) k_kda_tuned(kda_args a) {
+GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 1) KDA_REGISTERS k_kda_tuned(kda_args a) {
     GPU_SHARED(kda_tuned_shared, sh);
     kda_chunk c = {sh.q[0], sh.k[0], sh.alpha[0], sh.v[0], sh.o[0], sh.beta, 4 * KDA_PLANE};
     uint32_t head = gpu_bx(), r = gpu_tid() % 4, column = gpu_tid() / 4 * KDA_COLUMNS;
@@ -179,7 +200,7 @@ GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 2) k_kda_tuned(kda_args a) {
     for (int j = 0; j < KDA_DIM / 4; j++)
         for (int i = 0; i < KDA_COLUMNS; i++) s[j][i] = a.state_in[state + (size_t)j * 4 * KDA_DIM + (size_t)i];
     for (uint32_t t0 = 0; t0 < a.n; t0 += KDA_CHUNK) {
-        uint32_t count = a.n - t0 < KDA_CHUNK ? a.n - t0 : KDA_CHUNK;
+        uint32_t count = a.n - t0 < KDA_CHUNK ? a.n - t0 : (uint32_t)KDA_CHUNK;
         kda_prepare<true>(a, c, head, t0, count);
         for (uint32_t t = 0; t < count; t++)
             kda_step(s, sh.o[t] + column, sh.q[t] + r * KDA_PLANE, sh.k[t] + r * KDA_PLANE, sh.alpha[t] + r * KDA_PLANE,
@@ -199,32 +220,38 @@ struct kda_generic_shared {
 };
 static_assert(sizeof(kda_generic_shared) <= 48 << 10, "shared memory");
 
+// The four partial sums of col4, the next one to be used first.
+typedef struct kda_partials {
+    float p[4];
+} kda_partials;
+GPU_DEV void kda_turn(kda_partials *s, float first) {
+    s->p[0] = s->p[1];
+    s->p[1] = s->p[2];
+    s->p[2] = s->p[3];
+    s->p[3] = first;
+}
+// Their sum after `count` additions.
+GPU_DEV float kda_partials_sum(kda_partials s, uint32_t count) {
+    while (count++ % 4 != 0) kda_turn(&s, s.p[0]);
+    return k_sum4(s.p[0], s.p[1], s.p[2], s.p[3]);
+}
+
 // One token of one value column; the state goes from `before` to `after`, `dim` floats apart, which may be the same.
 GPU_DEV float kda_column(const float *before, float *after, uint32_t dim, const float *q, const float *k,
                          const float *alpha, float v, float beta) {
-    float p[4] = {}, o[4] = {};
-    for (uint32_t i = 0; i < dim; i += 4) {
-        GPU_UNROLL
-        for (uint32_t r = 0; r < 4; r++) {
-            if (i + r >= dim) break;
-            size_t at = (size_t)(i + r) * dim;
-            float s = alpha[i + r] * before[at];
-            after[at] = s;
-            p[r] = gpu_fma(k[i + r], s, p[r]);
-        }
+    kda_partials p = {}, o = {};
+    for (uint32_t i = 0; i < dim; i++) {
+        float s = alpha[i] * before[(size_t)i * dim];
+        after[(size_t)i * dim] = s;
+        kda_turn(&p, gpu_fma(k[i], s, p.p[0]));
     }
-    float delta = beta * (v - k_sum4(p[0], p[1], p[2], p[3]));
-    for (uint32_t i = 0; i < dim; i += 4) {
-        GPU_UNROLL
-        for (uint32_t r = 0; r < 4; r++) {
-            if (i + r >= dim) break;
-            size_t at = (size_t)(i + r) * dim;
-            float s = gpu_fma(k[i + r], delta, after[at]);
-            after[at] = s;
-            o[r] = gpu_fma(q[i + r], s, o[r]);
-        }
+    float delta = beta * (v - kda_partials_sum(p, dim));
+    for (uint32_t i = 0; i < dim; i++) {
+        float s = gpu_fma(k[i], delta, after[(size_t)i * dim]);
+        after[(size_t)i * dim] = s;
+        kda_turn(&o, gpu_fma(q[i], s, o.p[0]));
     }
-    return k_sum4(o[0], o[1], o[2], o[3]);
+    return kda_partials_sum(o, dim);
 }
 
 GPU_KERNEL GPU_BOUNDS(KDA_GENERIC_THREADS, 2) k_kda_generic(kda_args a, uint32_t chunk) {

@@ -6,10 +6,10 @@
 //   threads walks the key blocks of its row and merges as it goes.  Both compute the same operations in the same order.
 // Scratch: mla_scratch_bytes(), pure, independent of the context: rows go in chunks of MLA_ROWS, key blocks in launches.
 // The tuned kernel (rank 512, extra 64, bf16 rows) holds 4 heads of a query in registers and meets each cached row with 16
-//   heads; the generic one takes any shape, and f32 rows.
+// heads; the generic one takes any shape, and f32 rows.
 // Owns: nothing.  Bits: docs/numerics.md, section 4; the oracle is src/backend/cpu/cpu_mla.c.
 #pragma once
-#include "k_common.h"
+#include "backend/gpu/k_common.h"
 
 // Sizes of the pieces of work; results do not depend on them, and tests make them small.
 #ifndef MLA_ROWS
@@ -29,6 +29,13 @@ enum {
     MLA_THREADS = 256,
     MLA_MAX_RANK = 8192
 };
+
+// Bounds of the kernels with many registers: 120 of them on AMD, where shared memory decides what is resident; 128 on NVIDIA.
+#if GPU_HIP
+  #define MLA_BOUNDS GPU_BOUNDS(MLA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
+#else
+  #define MLA_BOUNDS GPU_BOUNDS(MLA_THREADS, 2)
+#endif
 
 // Shapes and meaning as ms_mla and ms_mla_io; every pointer is a device address.
 typedef struct mla_args {
@@ -75,6 +82,15 @@ GPU_DEV float mla_weight(const mla_args &a, size_t row, uint32_t col) {
     return gpu_bf16_f32(a.kv_b[row * a.rank + k_bf16_at(2, a.rank, col)]);
 }
 
+// A value that all lanes of a wave share; AMD compilers then keep it, and addresses made from it, in scalar registers.
+GPU_DEV uint32_t mla_uniform(uint32_t x) {
+#if GPU_HIP
+    return (uint32_t)__builtin_amdgcn_readfirstlane((int)x);
+#else
+    return x;
+#endif
+}
+
 // ---------------------------------------------------------------- new cache rows: a block a row
 enum { MLA_ROW_THREADS = 128 };
 GPU_KERNEL GPU_BOUNDS(MLA_ROW_THREADS, 4) k_mla_rows(mla_args a) {
@@ -110,7 +126,7 @@ template <int ROWS> GPU_DEV void mla_absorb_piece(float (&acc)[ROWS][8], const f
     }
 }
 
-template <int ROWS> GPU_KERNEL GPU_BOUNDS(MLA_THREADS, 2) k_mla_absorb(mla_args a, mla_chunk k) {
+template <int ROWS> GPU_KERNEL MLA_BOUNDS k_mla_absorb(mla_args a, mla_chunk k) {
     GPU_SHARED(mla_absorb_shared<ROWS>, sh);
     uint32_t head = gpu_bx(), row0 = gpu_by() * ROWS, rows = k.count - row0 < ROWS ? k.count - row0 : ROWS;
     uint32_t width = mla_width(a), q_dim = a.nope + a.extra, wave = gpu_wave(), lane = gpu_lane();
@@ -123,7 +139,7 @@ template <int ROWS> GPU_KERNEL GPU_BOUNDS(MLA_THREADS, 2) k_mla_absorb(mla_args 
         uint32_t mine = first + wave / 4 * K_BF16_BLOCK; // this wave's 256 columns
         float acc[ROWS][8] = {};
         for (uint32_t d0 = 0; d0 < a.nope; d0 += MLA_Q_PIECE) {
-            uint32_t piece = a.nope - d0 < MLA_Q_PIECE ? a.nope - d0 : MLA_Q_PIECE;
+            uint32_t piece = a.nope - d0 < MLA_Q_PIECE ? a.nope - d0 : (uint32_t)MLA_Q_PIECE;
             gpu_sync();
             for (uint32_t i = 0; i < ROWS; i++)
                 for (uint32_t d = gpu_tid(); d < piece; d += gpu_nt()) sh.q[i][d] = i < rows ? q[i * q_step + d0 + d] : 0.0f;
@@ -222,7 +238,7 @@ GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_attend_generic(mla_args a, m
     }
     for (uint64_t b = range.first; b < range.last; b++) {
         uint64_t left = mla_keys(a, k, range.row) - b * MLA_KEYS;
-        uint32_t count = left < MLA_KEYS ? (uint32_t)left : MLA_KEYS;
+        uint32_t count = left < MLA_KEYS ? (uint32_t)left : (uint32_t)MLA_KEYS;
         size_t rows = (size_t)b * MLA_KEYS * width;
         gpu_sync();
         for (uint32_t i = gpu_wave(); i < count; i += gpu_nt() / GPU_WAVE) {
@@ -285,25 +301,25 @@ struct mla_tuned_shared {
 };
 static_assert(sizeof(mla_tuned_shared) <= 48 << 10, "shared memory");
 
-// Butterfly sums of 32 values a lane at once: lane i gets the sum of v[i].  Adds in the order of gpu_wave_sum.
-GPU_DEV float mla_sum_transposed(float (&v)[32]) {
+// Butterfly sums of 16 values a lane at once: lanes 2 i and 2 i + 1 get the sum of v[i].  Adds in the order of gpu_wave_sum.
+GPU_DEV float mla_sum_transposed(float (&v)[16]) {
     GPU_UNROLL
-    for (int m = 16; m; m >>= 1) {
+    for (int m = 16; m > 1; m >>= 1) {
         bool upper = (gpu_lane() & (unsigned)m) != 0;
         GPU_UNROLL
-        for (int i = 0; i < m; i++) {
-            float keep = upper ? v[i + m] : v[i], give = upper ? v[i] : v[i + m];
-            v[i] = keep + gpu_shfl_xor(give, m);
+        for (int i = 0; i < m / 2; i++) {
+            float a = v[i], b = v[i + m / 2]; // values first: a choice between places would be an index
+            v[i] = (upper ? b : a) + gpu_shfl_xor(upper ? a : b, m);
         }
     }
-    return v[0];
+    return v[0] + gpu_shfl_xor(v[0], 1);
 }
 
 // Rows [first, first + count) of the cache to shared memory, in the order in which dot32's lanes take them.
 GPU_DEV void mla_tile_load(mla_pair (*tile)[MLA_KEY_WORDS], const gpu_bf16 *rows, uint32_t count) {
     for (uint32_t i = gpu_tid(); i < count * (MLA_WIDTH / 8); i += MLA_THREADS) {
         uint32_t key = i / (MLA_WIDTH / 8), col = i % (MLA_WIDTH / 8) * 8;
-        gpu_u4 u = gpu_load_u4(rows + (size_t)key * MLA_WIDTH + col);
+        gpu_u4 u = gpu_load_u4(rows + i * 8); // the rows follow each other
         mla_pair *to = tile[key] + col % 32 * MLA_LANE_WORDS + col / 64;
         GPU_UNROLL
         for (uint32_t j = 0; j < 8; j++)
@@ -311,11 +327,11 @@ GPU_DEV void mla_tile_load(mla_pair (*tile)[MLA_KEY_WORDS], const gpu_bf16 *rows
     }
 }
 
-// Scores of a tile: this wave's 4 heads and 8 keys, a (head, key) a lane.
+// Scores of 4 heads and 4 keys of a tile: (head, key) = (i / 4, i % 4) in the lanes 2 i and 2 i + 1.
 GPU_DEV float mla_tile_scores(const float (&q)[4][2 * MLA_LANE_WORDS], const mla_pair (*tile)[MLA_KEY_WORDS]) {
-    float acc[32];
+    float acc[16];
     GPU_UNROLL
-    for (int key = 0; key < 8; key++) {
+    for (int key = 0; key < 4; key++) {
         const mla_pair *w = tile[key] + gpu_lane() * MLA_LANE_WORDS;
         float s[4] = {};
         GPU_UNROLL
@@ -328,32 +344,42 @@ GPU_DEV float mla_tile_scores(const float (&q)[4][2 * MLA_LANE_WORDS], const mla
             for (int h = 0; h < 4; h++) s[h] = gpu_fma(q[h][2 * i + 1], hi, s[h]);
         }
         GPU_UNROLL
-        for (int h = 0; h < 4; h++) acc[h * 8 + key] = s[h];
+        for (int h = 0; h < 4; h++) acc[h * 4 + key] = s[h];
     }
     return mla_sum_transposed(acc);
 }
 
-// Scores of a key block to sh.e.  Waves: 4 groups of 4 heads, 2 halves of a tile.
-GPU_DEV void mla_block_scores(mla_tuned_shared &sh, const float (&q)[4][2 * MLA_LANE_WORDS], const gpu_bf16 *rows,
-                              uint32_t count, float scale) {
-    uint32_t head = gpu_wave() % 4 * 4 + gpu_lane() / 8, key = gpu_wave() / 4 * 8;
+// Scores of a key block to sh.e.  Waves: 4 groups of 4 heads, 2 halves of a tile.  The query is read again for each block: its
+// registers are needed for the sums.
+GPU_DEV void mla_block_scores(mla_tuned_shared &sh, const float *query, uint32_t heads, const gpu_bf16 *rows, uint32_t count,
+                              float scale) {
+    uint32_t wave = mla_uniform(gpu_wave()), head0 = wave % 4 * 4, head = head0 + gpu_lane() / 8;
+    float q[4][2 * MLA_LANE_WORDS];
+    GPU_UNROLL
+    for (uint32_t h = 0; h < 4; h++) {
+        const float *from = query + (size_t)(head0 + h < heads ? head0 + h : 0) * MLA_WIDTH;
+        GPU_UNROLL
+        for (int i = 0; i < 2 * MLA_LANE_WORDS; i++) q[h][i] = from[(int)gpu_lane() + 32 * i];
+    }
     for (uint32_t first = 0; first < count; first += MLA_TILE) {
-        uint32_t tile = count - first < MLA_TILE ? count - first : MLA_TILE;
+        uint32_t tile = count - first < MLA_TILE ? count - first : (uint32_t)MLA_TILE;
         gpu_sync();
         mla_tile_load(sh.tile, rows + (size_t)first * MLA_WIDTH, tile);
         gpu_sync();
-        float s = mla_tile_scores(q, sh.tile + key) * scale;
-        uint32_t at = key + gpu_lane() % 8;
-        if (at < tile) sh.e[first + at][head] = s;
+        for (uint32_t key = wave / 4 * 8, end = key + 8; key < end; key += 4) {
+            float s = mla_tile_scores(q, sh.tile + key) * scale;
+            uint32_t at = key + gpu_lane() / 2 % 4;
+            if (at < tile && gpu_lane() % 2 == 0) sh.e[first + at][head] = s;
+        }
     }
     gpu_sync();
 }
 
 // Weighted sums of 256 columns of a key block for 8 heads: the keys i with i % 4 == wave % 4, 8 columns a lane.
 GPU_DEV void mla_block_sums(float (&acc)[8][8], const mla_tuned_shared &sh, const gpu_bf16 *rows, uint32_t count) {
-    uint32_t head = gpu_wave() / 4 * 8;
-    for (uint32_t i = gpu_wave() % 4; i < count; i += 4) {
-        gpu_u4 u = gpu_load_u4(rows + (size_t)i * MLA_WIDTH + gpu_lane() * 8);
+    uint32_t wave = mla_uniform(gpu_wave()), head = wave / 4 * 8;
+    for (uint32_t i = wave % 4; i < count; i += 4) {
+        gpu_u4 u = gpu_load_u4(rows + (i * MLA_WIDTH + gpu_lane() * 8));
         gpu_f4 e0 = gpu_load_f4(&sh.e[i][head]), e1 = gpu_load_f4(&sh.e[i][head + 4]);
         GPU_UNROLL
         for (int t = 0; t < 4; t++) {
@@ -368,30 +394,23 @@ GPU_DEV void mla_block_sums(float (&acc)[8][8], const mla_tuned_shared &sh, cons
     }
 }
 
-GPU_KERNEL GPU_BOUNDS(MLA_THREADS, 2) k_mla_attend_tuned(mla_args a, mla_chunk k) {
+GPU_KERNEL MLA_BOUNDS k_mla_attend_tuned(mla_args a, mla_chunk k) {
     GPU_SHARED(mla_tuned_shared, sh);
-    uint32_t head0 = gpu_bx() * MLA_HEADS, heads = a.heads - head0 < MLA_HEADS ? a.heads - head0 : MLA_HEADS;
+    uint32_t head0 = gpu_bx() * MLA_HEADS, heads = a.heads - head0 < MLA_HEADS ? a.heads - head0 : (uint32_t)MLA_HEADS;
     mla_range_of range = mla_range_here(a, k, gpu_by());
     if (range.first >= range.last) return; // the whole block
     size_t to = (size_t)(k.split ? gpu_by() : range.row) * a.heads + head0;
     mla_sums out = k.split ? k.part : k.run;
-    float q[4][2 * MLA_LANE_WORDS];
-    GPU_UNROLL
-    for (uint32_t h = 0; h < 4; h++) {
-        uint32_t head = gpu_wave() % 4 * 4 + h;
-        const float *query = k.query + ((size_t)range.row * a.heads + head0 + (head < heads ? head : 0)) * MLA_WIDTH;
-        GPU_UNROLL
-        for (int i = 0; i < 2 * MLA_LANE_WORDS; i++) q[h][i] = query[gpu_lane() + 32u * (uint32_t)i];
-    }
+    const float *query = k.query + ((size_t)range.row * a.heads + head0) * MLA_WIDTH;
     if (!k.split && k.block != 0 && gpu_tid() < heads) {
         sh.m[gpu_tid()] = out.m[to + gpu_tid()];
         sh.l[gpu_tid()] = out.l[to + gpu_tid()];
     }
     for (uint64_t b = range.first; b < range.last; b++) {
         uint64_t left = mla_keys(a, k, range.row) - b * MLA_KEYS;
-        uint32_t count = left < MLA_KEYS ? (uint32_t)left : MLA_KEYS;
+        uint32_t count = left < MLA_KEYS ? (uint32_t)left : (uint32_t)MLA_KEYS;
         const gpu_bf16 *rows = (const gpu_bf16 *)a.rows + (size_t)b * MLA_KEYS * MLA_WIDTH;
-        mla_block_scores(sh, q, rows, count, a.scale);
+        mla_block_scores(sh, query, heads, rows, count, a.scale);
         for (uint32_t h = gpu_wave(); h < MLA_HEADS; h += MLA_THREADS / GPU_WAVE) {
             float m, l;
             mla_softmax(&sh.e[0][h], MLA_E_STEP, count, &m, &l);
@@ -558,7 +577,7 @@ static inline void k_mla_range(gpuStream_t stream, const mla_args *args) {
     mla_args a = *args;
     if (a.n == 0 || a.heads == 0) return;
     GPU_LAUNCH(k_mla_rows, gpuDim3(a.n), gpuDim3(MLA_ROW_THREADS), stream, a);
-    uint32_t value_rows = MLA_VALUE_FLOATS / a.rank < MLA_VALUE_ROWS ? MLA_VALUE_FLOATS / a.rank : MLA_VALUE_ROWS;
+    uint32_t value_rows = MLA_VALUE_FLOATS / a.rank < MLA_VALUE_ROWS ? MLA_VALUE_FLOATS / a.rank : (uint32_t)MLA_VALUE_ROWS;
     for (uint32_t first = 0; first < a.n; first += MLA_ROWS) {
         mla_chunk k = mla_chunk_of(args, first);
         if (k.count < 4)

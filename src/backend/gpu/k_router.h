@@ -7,14 +7,14 @@
 enum { K_ROUTER_BLOCK = 256, K_ROUTER_WAVES = K_ROUTER_BLOCK / GPU_WAVE, K_ROUTER_TOP = 1024 };
 
 typedef struct k_router_args {
-    uint32_t *ids;     // [n][top_k]
-    float *weights;    // [n][top_k]
-    float *score;      // [n][experts]: gate products, overwritten by their sigmoids
-    const float *bias; // [experts]
+    uint32_t *ids;              // [n][top_k]
+    float *weights;             // [n][top_k]
+    float *score;               // [n][experts]: gate products, overwritten by their sigmoids
+    const float *bias;          // [experts]
     uint32_t n, experts, top_k; // 0 < top_k <= experts, top_k <= K_ROUTER_TOP
     uint32_t renormalize;
     float scale;
-    uint32_t *bad;    // lowered to bad_base + row
+    uint32_t *bad; // lowered to bad_base + row
     uint32_t bad_base;
 } k_router_args;
 
