@@ -24,15 +24,37 @@ typedef struct disk_flags {
 
 #define FIELD(f) offsetof(disk_flags, f)
 static const ms_option options[] = {
-    {.name = "csv", .type = MS_OPTION_STRING, .offset = FIELD(csv), .arg = "FILE",
+    {.name = "csv",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(csv),
+     .arg = "FILE",
      .help = "Write the table also there."},
-    {.name = "bytes", .type = MS_OPTION_BYTES, .offset = FIELD(bytes), .arg = "BYTES", .min = 1, .max = 1ull << 40,
+    {.name = "bytes",
+     .type = MS_OPTION_BYTES,
+     .offset = FIELD(bytes),
+     .arg = "BYTES",
+     .min = 1,
+     .max = 1ull << 40,
      .help = "To read for one figure (default: 128M)."},
-    {.name = "repeat", .type = MS_OPTION_U32, .offset = FIELD(repeat), .arg = "N", .min = 1, .max = MAX_REPEAT,
+    {.name = "repeat",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(repeat),
+     .arg = "N",
+     .min = 1,
+     .max = MAX_REPEAT,
      .help = "Rounds over all figures; medians are printed (default: 3)."},
-    {.name = "staging", .type = MS_OPTION_U32, .offset = FIELD(staging), .arg = "N", .min = 1, .max = 1024,
+    {.name = "staging",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(staging),
+     .arg = "N",
+     .min = 1,
+     .max = 1024,
      .help = "Read buffers of the expert service (default: 16)."},
-    {.name = "threads", .type = MS_OPTION_U32, .offset = FIELD(threads), .arg = "N", .max = 256,
+    {.name = "threads",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(threads),
+     .arg = "N",
+     .max = 256,
      .help = "Threads that put experts into their slots (default: all processors)."},
     {.name = "no-direct", .type = MS_OPTION_FLAG, .offset = FIELD(no_direct), .help = "Read through the page cache."},
     {.name = "no-uring", .type = MS_OPTION_FLAG, .offset = FIELD(no_uring), .help = "Read with pread."},
@@ -224,9 +246,12 @@ static void csv_row(ms_text *csv, const char *what, uint64_t block, unsigned dep
 }
 
 static void block_name(char name[24], uint64_t bytes) {
-    if (bytes % (1 << 20) == 0) (void)snprintf(name, 24, "%" PRIu64 "M", bytes >> 20);
-    else if (bytes % (1 << 10) == 0) (void)snprintf(name, 24, "%" PRIu64 "K", bytes >> 10);
-    else (void)snprintf(name, 24, "%" PRIu64, bytes);
+    if (bytes % (1 << 20) == 0)
+        (void)snprintf(name, 24, "%" PRIu64 "M", bytes >> 20);
+    else if (bytes % (1 << 10) == 0)
+        (void)snprintf(name, 24, "%" PRIu64 "K", bytes >> 10);
+    else
+        (void)snprintf(name, 24, "%" PRIu64, bytes);
 }
 
 static void report_block(disk_run *r, size_t b, ms_text *out, ms_text *csv, double *expert_best) {
@@ -242,8 +267,11 @@ static void report_block(disk_run *r, size_t b, ms_text *out, ms_text *csv, doub
     }
     ms_text_printf(out, " %8.2f\n", rate[0] > 0 ? best / rate[0] : 0);
     for (size_t d = 0; d < DEPTHS; d++)
-        csv_row(csv, depths[d] ? expert ? "reader-experts" : "reader" : expert ? "pread-experts" : "pread", r->blocks[b],
-                depths[d], &r->sweep[b][d], rate[d], rate[d] / best, 0);
+        csv_row(csv,
+                depths[d] ? expert ? "reader-experts" : "reader"
+                : expert  ? "pread-experts"
+                          : "pread",
+                r->blocks[b], depths[d], &r->sweep[b][d], rate[d], rate[d] / best, 0);
     if (expert) *expert_best = best;
 }
 
@@ -252,7 +280,8 @@ static void report_service(disk_run *r, const char *what, const char *text, uint
     uint32_t n = r->flags->repeat;
     double rate = ms_probe_median(x->figure.rate, n), share = ms_probe_median(x->share, n);
     double wait = ms_probe_median(x->wait, n);
-    ms_text_printf(out, "service, %s of a layer (%u): %.3f GB/s, %.1f %% of the reader alone; %.0f %% of the time waiting\n",
+    ms_text_printf(out,
+                   "service, %s of a layer (%u): %.3f GB/s, %.1f %% of the reader alone; %.0f %% of the time waiting\n",
                    text, count, gigabytes(rate), 100 * share, 100 * wait);
     csv_row(csv, what, r->files.model.experts.expert_bytes, r->flags->staging, &x->figure, rate, share, wait);
 }
@@ -265,8 +294,10 @@ static void report(disk_run *r, ms_text *out, ms_text *csv) {
                    any->uring ? ", io_uring" : ", pread", r->flags->repeat);
     ms_text_printf(out, "%-17s", "block");
     for (size_t d = 0; d < DEPTHS; d++)
-        if (depths[d]) ms_text_printf(out, " depth %2u", depths[d]);
-        else ms_text_printf(out, " %8s", "pread");
+        if (depths[d])
+            ms_text_printf(out, " depth %2u", depths[d]);
+        else
+            ms_text_printf(out, " %8s", "pread");
     ms_text_puts(out, "   ratio\n");
     ms_text_puts(csv, "what,block_bytes,depth,read_bytes,bytes_per_second,share,wait_share,direct,uring\n");
     for (size_t b = 0; b < r->block_count; b++) report_block(r, b, out, csv, &best);
@@ -302,7 +333,8 @@ int ms_bench_disk(int argc, char **argv) {
                                .about = "Reads at scattered places, in blocks of several sizes and at several depths, "
                                         "through the product's reader and with plain pread; for a MODEL also the "
                                         "expert service with nothing to compute.",
-                               .epilogue = "The ratio of a line is its best depth over pread. Nothing is written but --csv.",
+                               .epilogue =
+                                   "The ratio of a line is its best depth over pread. Nothing is written but --csv.",
                                .groups = groups,
                                .group_count = 1,
                                .max_args = 1};

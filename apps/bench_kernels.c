@@ -34,19 +34,48 @@ static const char *const shape_sets[] = {"all", "k3", "mid", NULL};
 
 #define FIELD(f) offsetof(kernel_flags, f)
 static const ms_option options[] = {
-    {.name = "kernels", .type = MS_OPTION_LIST, .offset = FIELD(kernels), .arg = "NAME", .max = 3,
+    {.name = "kernels",
+     .type = MS_OPTION_LIST,
+     .offset = FIELD(kernels),
+     .arg = "NAME",
+     .max = 3,
      .help = "CPU kernels to measure; may be repeated (default: the best this CPU has)."},
-    {.name = "threads", .type = MS_OPTION_U32, .offset = FIELD(threads), .arg = "N", .min = 1, .max = 256,
+    {.name = "threads",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(threads),
+     .arg = "N",
+     .min = 1,
+     .max = 256,
      .help = "Only with N threads (default: with one and with all processors)."},
-    {.name = "shapes", .type = MS_OPTION_CHOICE, .offset = FIELD(shapes), .arg = "SET", .choices = shape_sets,
+    {.name = "shapes",
+     .type = MS_OPTION_CHOICE,
+     .offset = FIELD(shapes),
+     .arg = "SET",
+     .choices = shape_sets,
      .help = "Which matrices (default: all)."},
-    {.name = "rounds", .type = MS_OPTION_U32, .offset = FIELD(rounds), .arg = "N", .min = 1, .max = 1000,
+    {.name = "rounds",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(rounds),
+     .arg = "N",
+     .min = 1,
+     .max = 1000,
      .help = "Repetitions (default: 5)."},
-    {.name = "time", .type = MS_OPTION_U32, .offset = FIELD(milliseconds), .arg = "MS", .min = 1, .max = 60000,
+    {.name = "time",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(milliseconds),
+     .arg = "MS",
+     .min = 1,
+     .max = 60000,
      .help = "Least milliseconds of each measurement in a round (default: 40)."},
-    {.name = "cpu-time", .type = MS_OPTION_FLAG, .offset = FIELD(cpu_time),
-     .help = "Count processor time divided by threads instead of elapsed time: for a machine that does other work too."},
-    {.name = "csv", .type = MS_OPTION_STRING, .offset = FIELD(csv), .arg = "FILE", .help = "Also write the table there."},
+    {.name = "cpu-time",
+     .type = MS_OPTION_FLAG,
+     .offset = FIELD(cpu_time),
+     .help = "One thread only; count its processor time, not elapsed time: for a machine that does other work."},
+    {.name = "csv",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(csv),
+     .arg = "FILE",
+     .help = "Also write the table there."},
 };
 
 typedef enum case_kind { PEAK_READ, PEAK_COPY, PEAK_FMA, PEAK_DOT, CASE_BF16, CASE_Q8, CASE_MXFP4 } case_kind;
@@ -127,7 +156,8 @@ static void q8_task(const bench *b, const bench_case *c, const uint8_t *matrix, 
     for (uint32_t x = 0; x < c->n; x += CPU_X_BLOCK) {
         in.first = x;
         for (uint32_t r = first; r < first + count; r += MS_Q8_BLOCK_ROWS)
-            c->k->block_q8(b->out + (size_t)x * c->rows + r, c->rows, &in, c->n - x < CPU_X_BLOCK ? c->n - x : CPU_X_BLOCK,
+            c->k->block_q8(b->out + (size_t)x * c->rows + r, c->rows, &in,
+                           c->n - x < CPU_X_BLOCK ? c->n - x : CPU_X_BLOCK,
                            (const int8_t *)matrix + (size_t)r * c->cols, b->scales + (size_t)r * groups,
                            MS_Q8_BLOCK_ROWS, c->cols);
     }
@@ -153,21 +183,35 @@ static void task(void *arg, size_t i, unsigned worker) {
     uint32_t first = (uint32_t)i * TASK_ROWS;
     (void)worker;
     switch (c->kind) {
-    case PEAK_READ: p->kept += c->peaks->read(p->b->area + i * part, part); break;
-    case PEAK_COPY: memcpy(p->b->area + i * part, p->b->area + i * part + half, half); break;
-    case PEAK_FMA: p->kept += c->peaks->fma(FMA_ROUNDS); break;
-    case PEAK_DOT: p->kept += c->peaks->dot(FMA_ROUNDS); break;
-    case CASE_BF16: bf16_task(p->b, c, p->matrix, first, TASK_ROWS); break;
-    case CASE_Q8: q8_task(p->b, c, p->matrix, first, TASK_ROWS); break;
-    case CASE_MXFP4: mxfp4_task(p->b, c, p->matrix, first, TASK_ROWS); break;
+    case PEAK_READ:
+        p->kept += c->peaks->read(p->b->area + i * part, part);
+        break;
+    case PEAK_COPY:
+        memcpy(p->b->area + i * part, p->b->area + i * part + half, half);
+        break;
+    case PEAK_FMA:
+        p->kept += c->peaks->fma(FMA_ROUNDS);
+        break;
+    case PEAK_DOT:
+        p->kept += c->peaks->dot(FMA_ROUNDS);
+        break;
+    case CASE_BF16:
+        bf16_task(p->b, c, p->matrix, first, TASK_ROWS);
+        break;
+    case CASE_Q8:
+        q8_task(p->b, c, p->matrix, first, TASK_ROWS);
+        break;
+    case CASE_MXFP4:
+        mxfp4_task(p->b, c, p->matrix, first, TASK_ROWS);
+        break;
     }
 }
 
-static uint64_t now_ns(const bench *b, const bench_case *c) {
+static uint64_t now_ns(const bench *b) {
     if (!b->flags->cpu_time) return ms_clock_ns();
     struct timespec t;
     (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return ((uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec) / ms_pool_threads(c->pool);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
 /* Runs the case for at least the given time. */
@@ -182,13 +226,13 @@ static void measure(const bench *b, bench_case *c, size_t round) {
         c->k->quantize_split(b->x_split, b->split_s, b->x, (size_t)c->n * c->cols);
     }
     size_t tasks = c->kind < CASE_BF16 ? TASKS : c->rows / TASK_ROWS;
-    start = now_ns(b, c);
+    start = now_ns(b);
     do {
         p.matrix = b->area + c->next * c->matrix_bytes;
         c->next = (c->next + 1) % c->copies;
         ms_pool_run(c->pool, task, &p, tasks);
         passes++;
-        spent = now_ns(b, c) - start;
+        spent = now_ns(b) - start;
     } while (spent < least);
     double seconds = (double)spent * 1e-9;
     c->gbps[round] = bytes * (double)passes / seconds * 1e-9;
@@ -214,8 +258,7 @@ static ms_status find_tables(bench *b, ms_error *err) {
             return ms_fail(err, MS_ERR_USAGE, "--kernels %s: not built in, or this processor lacks them", name);
         for (size_t i = 0; i < COUNT(all); i++)
             if (!strcmp(all[i]->name, b->tables[t]->name)) b->peaks[t] = all[i];
-        if (!b->peaks[t])
-            return ms_fail(err, MS_ERR_INTERNAL, "kernels %s: no peaks are built in", b->tables[t]->name);
+        if (!b->peaks[t]) return ms_fail(err, MS_ERR_INTERNAL, "kernels %s: no peaks are built in", b->tables[t]->name);
     }
     return MS_OK;
 }
@@ -341,7 +384,8 @@ static void report_peak(const bench_case *c, const figures *f, ms_text *csv) {
     bool memory = c->kind == PEAK_READ || c->kind == PEAK_COPY;
     double median = memory ? f->gbps : f->gops, best = memory ? f->best_gbps : f->best_gops;
     unsigned threads = ms_pool_threads(c->pool);
-    printf("%-7s %7u  %-12s %10.1f %s, best %.1f\n", c->k->name, threads, c->name, median, memory ? "GB/s" : "Gop/s", best);
+    printf("%-7s %7u  %-12s %10.1f %s, best %.1f\n", c->k->name, threads, c->name, median, memory ? "GB/s" : "Gop/s",
+           best);
     ms_text_printf(csv, "%s,%u,%s,,,,,%.3f,%.3f,%.3f,%.3f,,\n", c->k->name, threads, c->name, memory ? f->gbps : 0.0,
                    memory ? 0.0 : f->gops, memory ? f->best_gbps : 0.0, memory ? 0.0 : f->best_gops);
 }
@@ -361,14 +405,15 @@ static void report(bench *b, ms_text *csv) {
             continue;
         }
         if (b->cases[i - 1].kind < CASE_BF16)
-            printf("\nkernels threads  what   shape             n     GB/s    Gop/s   of read  of peak   best: GB/s   Gop/s\n");
+            printf("\nkernels threads  what   shape             n     GB/s    Gop/s   of read  of peak   best: GB/s   "
+                   "Gop/s\n");
         double of_read = f.gbps / peak[PEAK_READ].gbps;
         double of_peak = f.gops / peak[c->kind == CASE_BF16 ? PEAK_FMA : PEAK_DOT].gops;
         printf("%-7s %7u  %-6s %-3s %5u x %-5u %3u %8.1f %8.1f %8.0f%% %7.0f%%   %10.1f %7.1f\n", c->k->name, threads,
                c->name, c->set, c->rows, c->cols, c->n, f.gbps, f.gops, 100 * of_read, 100 * of_peak, f.best_gbps,
                f.best_gops);
-        ms_text_printf(csv, "%s,%u,%s,%s,%u,%u,%u,%.3f,%.3f,%.3f,%.3f,%.4f,%.4f\n", c->k->name, threads, c->name, c->set,
-                       c->rows, c->cols, c->n, f.gbps, f.gops, f.best_gbps, f.best_gops, of_read, of_peak);
+        ms_text_printf(csv, "%s,%u,%s,%s,%u,%u,%u,%.3f,%.3f,%.3f,%.3f,%.4f,%.4f\n", c->k->name, threads, c->name,
+                       c->set, c->rows, c->cols, c->n, f.gbps, f.gops, f.best_gbps, f.best_gops, of_read, of_peak);
     }
 }
 
@@ -382,7 +427,8 @@ static ms_status run(bench *b, ms_error *err) {
     ms_text machine = {0}, csv = {0};
     ms_probe_machine(&machine);
     if (machine.data) printf("%s", machine.data);
-    printf("medians of %" PRIu32 " rounds of %" PRIu32 " ms of %s; a multiply-add counts as two operations; GB/s are bytes of "
+    printf("medians of %" PRIu32 " rounds of %" PRIu32
+           " ms of %s; a multiply-add counts as two operations; GB/s are bytes of "
            "weights, or bytes read and written\n",
            b->flags->rounds, b->flags->milliseconds, b->flags->cpu_time ? "processor time" : "elapsed time");
     report(b, &csv);
@@ -400,8 +446,9 @@ int ms_bench_kernels(int argc, char **argv) {
     const ms_option_set set = {
         .program = program,
         .synopsis = "[options]",
-        .about = "Measures the matrix products of the CPU backend: BF16 weights, int8 weights (q8) and MXFP4 experts, for "
-                 "1, 4, 16 and 64 input rows, beside the rates of memory and arithmetic that this processor reaches.",
+        .about =
+            "Measures the matrix products of the CPU backend: BF16 weights, int8 weights (q8) and MXFP4 experts, for "
+            "1, 4, 16 and 64 input rows, beside the rates of memory and arithmetic that this processor reaches.",
         .groups = groups,
         .group_count = COUNT(groups),
     };
@@ -410,7 +457,12 @@ int ms_bench_kernels(int argc, char **argv) {
     if (code >= 0) return code;
     bench b = {.flags = &flags};
     ms_error err;
-    ms_status st = run(&b, &err);
+    ms_status st = MS_OK;
+    if (flags.cpu_time && flags.threads > 1)
+        st =
+            ms_fail(&err, MS_ERR_USAGE, "--cpu-time: one thread is permitted, found --threads %" PRIu32, flags.threads);
+    if (flags.cpu_time) flags.threads = 1;
+    if (st == MS_OK) st = run(&b, &err);
     destroy(&b);
     return st == MS_OK ? ms_command_finish(program) : ms_command_fail(program, &err);
 }

@@ -3,8 +3,8 @@
  * Ids are made up, so that routing varies as much as it can: a text that repeats itself has more hits.  One round is
  *   decode   prompt, cache emptied, tokens one by one (cold); back to the end of the prompt, the same again (warm)
  *   prefill  cache emptied, prompt (cold); from the start, the same prompt again (warm)
- * Rates of disk and memory are measured between the rounds of the same run and their best counts, so the roofs are
- * what this machine gave, not what it is sold for.
+ * Rates of disk and memory are measured between the rounds of the same run, so the roofs are what this machine gave,
+ * not what it is sold for: the best rate for a roof, the median where times are set against each other.
  */
 #include <inttypes.h>
 #include <stddef.h>
@@ -29,19 +29,49 @@ typedef struct run_flags {
 
 #define FIELD(f) offsetof(run_flags, f)
 static const ms_option options[] = {
-    {.name = "prompt", .type = MS_OPTION_U32, .offset = FIELD(prompt), .arg = "N", .min = 1, .max = 1048576,
+    {.name = "prompt",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(prompt),
+     .arg = "N",
+     .min = 1,
+     .max = 1048576,
      .help = "Tokens of the prompt (default: 64)."},
-    {.name = "tokens", .type = MS_OPTION_U32, .offset = FIELD(tokens), .arg = "N", .min = 1, .max = 1048576,
+    {.name = "tokens",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(tokens),
+     .arg = "N",
+     .min = 1,
+     .max = 1048576,
      .help = "Tokens to decode (default: 32)."},
-    {.name = "repeat", .type = MS_OPTION_U32, .offset = FIELD(repeat), .arg = "N", .min = 1, .max = MAX_REPEAT,
+    {.name = "repeat",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(repeat),
+     .arg = "N",
+     .min = 1,
+     .max = MAX_REPEAT,
      .help = "Rounds; medians are printed (default: 3)."},
-    {.name = "slots", .type = MS_OPTION_STRING, .offset = FIELD(slots), .arg = "LIST",
+    {.name = "slots",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(slots),
+     .arg = "LIST",
      .help = "Values of --experts to measure, separated by commas; 'all' is one (default: that of --experts)."},
-    {.name = "csv", .type = MS_OPTION_STRING, .offset = FIELD(csv), .arg = "FILE",
+    {.name = "csv",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(csv),
+     .arg = "FILE",
      .help = "Write the table also there."},
-    {.name = "probe", .type = MS_OPTION_BYTES, .offset = FIELD(probe_bytes), .arg = "BYTES", .min = 1, .max = 1ull << 40,
+    {.name = "probe",
+     .type = MS_OPTION_BYTES,
+     .offset = FIELD(probe_bytes),
+     .arg = "BYTES",
+     .min = 1,
+     .max = 1ull << 40,
      .help = "To read for one disk rate (default: 128M)."},
-    {.name = "cap", .type = MS_OPTION_BYTES, .offset = FIELD(cap_bytes), .arg = "BYTES", .min = 1,
+    {.name = "cap",
+     .type = MS_OPTION_BYTES,
+     .offset = FIELD(cap_bytes),
+     .arg = "BYTES",
+     .min = 1,
      .help = "Run in no more memory than this: the plan must fit, and the kernel holds the process to it where it lets "
              "this user make a memory cgroup."},
 };
@@ -55,41 +85,57 @@ typedef struct sample {
     double read_bytes[MAX_REPEAT], accesses[MAX_REPEAT], hits[MAX_REPEAT];
 } sample;
 
+/* What one value of --experts gave. */
+typedef struct setting {
+    uint32_t slots, threads;
+    uint64_t static_bytes, expert_bytes, range_rows;
+    sample samples[STATES];
+} setting;
+
 typedef struct bench_run {
     const char *program;
     bool decode;
     const run_flags *flags;
     const ms_model_flags *model_flags;
     ms_probe_files files;
-    uint32_t slots[MAX_SLOTS];
-    size_t slot_count;
+    setting settings[MAX_SLOTS];
+    size_t setting_count;
     uint32_t *ids; /* prompt, then tokens */
-    uint64_t probes;
-    double disk_rate, memory_rate; /* best so far, bytes a second */
+    /* Bytes a second, of every probe. */
+    double disk[MAX_SLOTS * (MAX_REPEAT + 1)], memory[MAX_SLOTS * (MAX_REPEAT + 1)];
+    size_t probe_count;
+    double disk_best, disk_median, memory_best; /* once all is measured */
     ms_engine *engine;
     ms_session *session;
-    sample samples[STATES];
     ms_text out, csv;
 } bench_run;
 
 /* ------------------------------------------------------------------ roofs */
 
 static ms_status probe(bench_run *r, ms_error *err) {
+    double *disk = &r->disk[r->probe_count], *memory = &r->memory[r->probe_count];
+    *disk = 0;
     for (size_t i = 0; i < PROBE_DEPTHS; i++) {
         ms_probe_point p = {.experts = true,
                             .depth = probe_depths[i],
                             .bytes = r->flags->probe_bytes,
-                            .seed = 7919 * ++r->probes,
+                            .seed = 7919 * (PROBE_DEPTHS * r->probe_count + i),
                             .buffered = r->model_flags->no_direct,
                             .no_uring = r->model_flags->no_uring};
         ms_probe_rate rate;
         MS_TRY(ms_probe_disk(&r->files, &p, &rate, err));
-        if (rate.bytes_per_second > r->disk_rate) r->disk_rate = rate.bytes_per_second;
+        if (rate.bytes_per_second > *disk) *disk = rate.bytes_per_second;
     }
-    double memory;
-    MS_TRY(ms_probe_memory(r->model_flags->threads, &memory, err));
-    if (memory > r->memory_rate) r->memory_rate = memory;
+    MS_TRY(ms_probe_memory(r->model_flags->threads, memory, err));
+    r->probe_count++;
     return MS_OK;
+}
+
+static void sum_up_probes(bench_run *r) {
+    r->disk_median = ms_probe_median(r->disk, r->probe_count); /* sorts */
+    r->disk_best = r->disk[r->probe_count - 1];
+    (void)ms_probe_median(r->memory, r->probe_count);
+    r->memory_best = r->memory[r->probe_count - 1];
 }
 
 /* ------------------------------------------------------------------ rounds */
@@ -108,9 +154,9 @@ static mark now(const bench_run *r) {
     return m;
 }
 
-static void keep(bench_run *r, int state, uint32_t round, const mark *a) {
+static void keep(const bench_run *r, setting *x, int state, uint32_t round, const mark *a) {
     mark b = now(r);
-    sample *s = &r->samples[state];
+    sample *s = &x->samples[state];
     s->seconds[round] = (double)(b.ns - a->ns) / 1e9;
     s->cpu[round] = b.cpu - a->cpu;
     s->wait[round] = (double)(b.stats.read_wait_ns - a->stats.read_wait_ns) / 1e9;
@@ -119,34 +165,34 @@ static void keep(bench_run *r, int state, uint32_t round, const mark *a) {
     s->hits[round] = (double)(b.stats.expert_hits - a->stats.expert_hits);
 }
 
-static ms_status decode(bench_run *r, int state, uint32_t round, ms_error *err) {
+static ms_status decode(bench_run *r, setting *x, int state, uint32_t round, ms_error *err) {
     const uint32_t *ids = r->ids + r->flags->prompt;
     mark start = now(r);
     for (uint32_t i = 0; i < r->flags->tokens; i++) MS_TRY(ms_session_forward(r->session, &ids[i], 1, NULL, err));
-    keep(r, state, round, &start);
+    keep(r, x, state, round, &start);
     return MS_OK;
 }
 
-static ms_status decode_round(bench_run *r, uint32_t round, ms_error *err) {
+static ms_status decode_round(bench_run *r, setting *x, uint32_t round, ms_error *err) {
     ms_session_reset(r->session);
     MS_TRY(ms_session_forward(r->session, r->ids, r->flags->prompt, NULL, err));
     ms_snapshot *end = NULL;
     MS_TRY(ms_session_snapshot(r->session, &end, err));
     ms_status st = ms_expert_service_check(r->engine->experts, err); /* empties the cache */
-    if (st == MS_OK) st = decode(r, COLD, round, err);
+    if (st == MS_OK) st = decode(r, x, COLD, round, err);
     if (st == MS_OK) st = ms_session_restore(r->session, end, err);
-    if (st == MS_OK) st = decode(r, WARM, round, err);
+    if (st == MS_OK) st = decode(r, x, WARM, round, err);
     ms_snapshot_destroy(end);
     return st;
 }
 
-static ms_status prefill_round(bench_run *r, uint32_t round, ms_error *err) {
+static ms_status prefill_round(bench_run *r, setting *x, uint32_t round, ms_error *err) {
     MS_TRY(ms_expert_service_check(r->engine->experts, err)); /* empties the cache */
     for (int state = COLD; state < STATES; state++) {
         ms_session_reset(r->session);
         mark start = now(r);
         MS_TRY(ms_session_forward(r->session, r->ids, r->flags->prompt, NULL, err));
-        keep(r, state, round, &start);
+        keep(r, x, state, round, &start);
     }
     return MS_OK;
 }
@@ -160,7 +206,7 @@ typedef struct figures {
 } figures;
 
 /* 1: reading was hidden behind the work, or the work behind reading, as far as the shorter of them goes; 0: time is
- * the sum.  Reading time is that of the best rate, so that what the service loses in reading shows here too. */
+ * the sum. */
 static double overlap_of(double seconds, double busy, double reading) {
     double shorter = reading < busy ? reading : busy;
     if (shorter <= 0) return 1;
@@ -168,24 +214,25 @@ static double overlap_of(double seconds, double busy, double reading) {
     return hidden < 0 ? 0 : hidden > 1 ? 1 : hidden;
 }
 
-static figures compute(bench_run *r, int state) {
-    sample *s = &r->samples[state];
+static figures compute(const bench_run *r, setting *x, int state) {
+    sample *s = &x->samples[state];
     uint32_t n = r->flags->repeat, count = r->decode ? r->flags->tokens : r->flags->prompt;
-    const ms_plan *plan = ms_engine_plan(r->engine);
-    double tokens = count, passes = r->decode ? tokens : (double)((count + plan->range_rows - 1) / plan->range_rows);
-    figures f = {.seconds = ms_probe_median(s->seconds, n) / tokens, .cpu = ms_probe_median(s->cpu, n) / tokens,
-                 .wait = ms_probe_median(s->wait, n) / tokens};
-    f.rate = 1 / f.seconds;
-    f.fastest = tokens / s->seconds[0]; /* sorted by now */
+    double tokens = count, passes = r->decode ? tokens : (double)((count + x->range_rows - 1) / x->range_rows);
+    figures f = {0};
+    f.seconds = ms_probe_median(s->seconds, n) / tokens; /* sorts */
+    f.fastest = tokens / s->seconds[0];
     f.slowest = tokens / s->seconds[n - 1];
+    f.cpu = ms_probe_median(s->cpu, n) / tokens;
+    f.wait = ms_probe_median(s->wait, n) / tokens;
+    f.rate = 1 / f.seconds;
     double accesses = ms_probe_median(s->accesses, n);
     f.read_bytes = ms_probe_median(s->read_bytes, n) / tokens;
     f.hit_rate = accesses > 0 ? ms_probe_median(s->hits, n) / accesses : 0;
-    f.memory_bytes = (passes * (double)ms_plan_group_bytes(plan, "static") + accesses * (double)plan->expert_bytes) / tokens;
-    f.disk_roof = f.read_bytes / r->disk_rate;
-    f.memory_roof = f.memory_bytes / r->memory_rate;
+    f.memory_bytes = (passes * (double)x->static_bytes + accesses * (double)x->expert_bytes) / tokens;
+    f.disk_roof = f.read_bytes / r->disk_best;
+    f.memory_roof = f.memory_bytes / r->memory_best;
     f.roof = f.disk_roof > f.memory_roof ? f.disk_roof : f.memory_roof;
-    f.overlap = overlap_of(f.seconds, f.seconds - f.wait, f.disk_roof);
+    f.overlap = overlap_of(f.seconds, f.seconds - f.wait, f.read_bytes / r->disk_median);
     return f;
 }
 
@@ -193,24 +240,24 @@ static void report_head(bench_run *r) {
     ms_text_puts(&r->csv,
                  "what,state,slots,threads,rows,repeat,tokens_per_second,slowest,fastest,seconds_per_token,"
                  "cpu_seconds_per_token,wait_seconds_per_token,hit_rate,read_bytes_per_token,memory_bytes_per_token,"
-                 "disk_bytes_per_second,memory_bytes_per_second,disk_roof_seconds,memory_roof_seconds,roof_ratio,overlap\n");
+                 "disk_bytes_per_second,disk_median_bytes_per_second,memory_bytes_per_second,disk_roof_seconds,memory_"
+                 "roof_seconds,roof_ratio,overlap\n");
     ms_text_printf(&r->out, "%-5s %-4s %8s %17s %8s %8s %8s %6s %9s %9s %9s %6s %7s\n", "slots", "", "tok/s",
                    "slowest-fastest", "ms/tok", "cpu ms", "wait ms", "hits", "MB read", "disk ms", "memory ms", "roof",
                    "overlap");
 }
 
-static void report_state(bench_run *r, int state, unsigned threads) {
-    const ms_plan *plan = ms_engine_plan(r->engine);
-    figures f = compute(r, state);
-    ms_text_printf(&r->out,
-                   "%-5u %-4s %8.2f %8.2f-%-8.2f %8.2f %8.2f %8.2f %5.1f%% %9.3f %9.3f %9.3f %6.3f %7.2f\n", plan->experts,
-                   state_names[state], f.rate, f.slowest, f.fastest, 1e3 * f.seconds, 1e3 * f.cpu, 1e3 * f.wait,
-                   100 * f.hit_rate, f.read_bytes / 1e6, 1e3 * f.disk_roof, 1e3 * f.memory_roof, f.roof / f.seconds,
-                   f.overlap);
-    ms_text_printf(&r->csv, "%s,%s,%u,%u,%u,%u,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.0f,%.0f,%.0f,%.0f,%.6g,%.6g,%.6g,%.6g\n",
-                   r->decode ? "decode" : "prefill", state_names[state], plan->experts, threads,
+static void report_state(bench_run *r, setting *x, int state) {
+    figures f = compute(r, x, state);
+    ms_text_printf(&r->out, "%-5u %-4s %8.2f %8.2f-%-8.2f %8.2f %8.2f %8.2f %5.1f%% %9.3f %9.3f %9.3f %6.3f %7.2f\n",
+                   x->slots, state_names[state], f.rate, f.slowest, f.fastest, 1e3 * f.seconds, 1e3 * f.cpu,
+                   1e3 * f.wait, 100 * f.hit_rate, f.read_bytes / 1e6, 1e3 * f.disk_roof, 1e3 * f.memory_roof,
+                   f.roof / f.seconds, f.overlap);
+    ms_text_printf(&r->csv, "%s,%s,%u,%u,%u,%u,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.0f,%.0f,",
+                   r->decode ? "decode" : "prefill", state_names[state], x->slots, x->threads,
                    r->decode ? r->flags->tokens : r->flags->prompt, r->flags->repeat, f.rate, f.slowest, f.fastest,
-                   f.seconds, f.cpu, f.wait, f.hit_rate, f.read_bytes, f.memory_bytes, r->disk_rate, r->memory_rate,
+                   f.seconds, f.cpu, f.wait, f.hit_rate, f.read_bytes, f.memory_bytes);
+    ms_text_printf(&r->csv, "%.0f,%.0f,%.0f,%.6g,%.6g,%.6g,%.6g\n", r->disk_best, r->disk_median, r->memory_best,
                    f.disk_roof, f.memory_roof, f.roof / f.seconds, f.overlap);
 }
 
@@ -241,15 +288,15 @@ static ms_status check_cap(const bench_run *r, const ms_engine_options *o, ms_er
     if (reserve == MS_DEFAULT_RESERVE) reserve = left;
     if (total <= cap && reserve <= cap - total) return MS_OK;
     return ms_fail(err, MS_ERR_NO_FIT,
-                   "%u slots: the plan of %" PRIu64 " bytes and a reserve of %" PRIu64 " do not fit a cap of %" PRIu64, slots,
-                   total, reserve, cap);
+                   "%u slots: the plan of %" PRIu64 " bytes and a reserve of %" PRIu64 " do not fit a cap of %" PRIu64,
+                   slots, total, reserve, cap);
 }
 
-static ms_status rounds(bench_run *r, ms_error *err) {
+static ms_status rounds(bench_run *r, setting *x, ms_error *err) {
     MS_TRY(ms_session_create(&r->session, r->engine, err));
     for (uint32_t i = 0; i < r->flags->repeat; i++) {
         MS_TRY(probe(r, err));
-        MS_TRY(r->decode ? decode_round(r, i, err) : prefill_round(r, i, err));
+        MS_TRY(r->decode ? decode_round(r, x, i, err) : prefill_round(r, x, i, err));
     }
     return probe(r, err);
 }
@@ -261,15 +308,18 @@ static void close_engine(bench_run *r) {
     r->engine = NULL;
 }
 
-static ms_status measure(bench_run *r, const char *model, uint32_t slots, ms_error *err) {
-    ms_engine_options o = engine_options(r, model, slots);
+static ms_status measure(bench_run *r, const char *model, setting *x, ms_error *err) {
+    ms_engine_options o = engine_options(r, model, x->slots);
     MS_TRY(ms_engine_open(&r->engine, &o, err));
-    ms_status st = rounds(r, err);
-    if (st == MS_OK) {
-        ms_model_info info;
-        ms_engine_info(r->engine, &info);
-        for (int state = COLD; state < STATES; state++) report_state(r, state, info.threads);
-    }
+    ms_model_info info;
+    ms_engine_info(r->engine, &info);
+    const ms_plan *plan = ms_engine_plan(r->engine);
+    x->threads = info.threads;
+    x->slots = plan->experts;
+    x->static_bytes = ms_plan_group_bytes(plan, "static");
+    x->expert_bytes = plan->expert_bytes;
+    x->range_rows = plan->range_rows;
+    ms_status st = rounds(r, x, err);
     close_engine(r);
     return st;
 }
@@ -280,17 +330,18 @@ static ms_status add_slots(bench_run *r, const char *text, size_t len, ms_error 
     uint32_t all = r->files.model.experts.expert_count;
     char item[16];
     uint64_t v = all;
-    if (r->slot_count == MAX_SLOTS) return ms_fail(err, MS_ERR_USAGE, "--slots: expected at most %d values", MAX_SLOTS);
+    if (r->setting_count == MAX_SLOTS)
+        return ms_fail(err, MS_ERR_USAGE, "--slots: expected at most %d values", MAX_SLOTS);
     (void)snprintf(item, sizeof item, "%.*s", len < sizeof item ? (int)len : 15, text);
     if (strcmp(item, "all") != 0) MS_TRY(ms_option_parse_u64(&v, "--slots", item, 0, all, err));
-    r->slots[r->slot_count++] = (uint32_t)v;
+    r->settings[r->setting_count++].slots = (uint32_t)v;
     return MS_OK;
 }
 
 static ms_status parse_slots(bench_run *r, ms_error *err) {
     const char *text = r->flags->slots;
     if (!text) {
-        r->slots[r->slot_count++] = r->model_flags->experts;
+        r->settings[r->setting_count++].slots = r->model_flags->experts;
         return MS_OK;
     }
     for (;;) {
@@ -321,8 +372,8 @@ static ms_status prepare(bench_run *r, const char *model, ms_error *err) {
     if (!r->files.has_model) return ms_fail(err, MS_ERR_FORMAT, "%s: expected a checkpoint directory", model);
     MS_TRY(parse_slots(r, err));
     MS_TRY(make_ids(r, err));
-    for (size_t i = 0; i < r->slot_count; i++) {
-        ms_engine_options o = engine_options(r, model, r->slots[i]);
+    for (size_t i = 0; i < r->setting_count; i++) {
+        ms_engine_options o = engine_options(r, model, r->settings[i].slots);
         MS_TRY(check_cap(r, &o, err));
     }
     ms_probe_machine(&r->out);
@@ -330,10 +381,14 @@ static ms_status prepare(bench_run *r, const char *model, ms_error *err) {
 }
 
 static ms_status run_all(bench_run *r, const char *model, ms_error *err) {
+    for (size_t i = 0; i < r->setting_count; i++) MS_TRY(measure(r, model, &r->settings[i], err));
+    sum_up_probes(r);
     report_head(r);
-    for (size_t i = 0; i < r->slot_count; i++) MS_TRY(measure(r, model, r->slots[i], err));
-    ms_text_printf(&r->out, "best rates of this run: disk %.3f GB/s in experts of %" PRIu64 " bytes, memory %.2f GB/s\n",
-                   r->disk_rate / 1e9, r->files.model.experts.expert_bytes, r->memory_rate / 1e9);
+    for (size_t i = 0; i < r->setting_count; i++)
+        for (int state = COLD; state < STATES; state++) report_state(r, &r->settings[i], state);
+    ms_text_printf(&r->out,
+                   "this run: disk %.3f GB/s (median %.3f) in experts of %" PRIu64 " bytes, memory %.2f GB/s\n",
+                   r->disk_best / 1e9, r->disk_median / 1e9, r->files.model.experts.expert_bytes, r->memory_best / 1e9);
     MS_TRY(ms_probe_save_csv(r->flags->csv, &r->csv, err));
     if (r->out.failed) return ms_fail_memory(err, "report", r->out.len);
     (void)fwrite(r->out.data, 1, r->out.len, stdout);
@@ -353,6 +408,15 @@ static ms_status run(bench_run *r, const char *model, ms_error *err) {
     ms_status st = run_all(r, model, err);
     ms_memory_cap_leave(&cap);
     return st;
+}
+
+static void close_run(bench_run *r) {
+    close_engine(r);
+    ms_probe_files_close(&r->files);
+    free(r->ids);
+    ms_text_free(&r->out);
+    ms_text_free(&r->csv);
+    free(r);
 }
 
 static int bench(bool decoding, int argc, char **argv) {
@@ -378,14 +442,17 @@ static int bench(bool decoding, int argc, char **argv) {
     if (code >= 0) return code;
     const char *model = ms_command_model(set.program, &result, 0);
     if (!model) return 2;
-    bench_run r = {.program = set.program, .decode = decoding, .flags = &flags, .model_flags = &model_flags};
+    bench_run *r = calloc(1, sizeof *r);
     ms_error err;
-    ms_status st = run(&r, model, &err);
-    close_engine(&r);
-    ms_probe_files_close(&r.files);
-    free(r.ids);
-    ms_text_free(&r.out);
-    ms_text_free(&r.csv);
+    ms_status st = r ? MS_OK : ms_fail_memory(&err, "figures", sizeof *r);
+    if (r) {
+        r->program = set.program;
+        r->decode = decoding;
+        r->flags = &flags;
+        r->model_flags = &model_flags;
+        st = run(r, model, &err);
+        close_run(r);
+    }
     return st == MS_OK ? ms_command_finish(set.program) : ms_command_fail(set.program, &err);
 }
 

@@ -3,6 +3,7 @@
 
 #include "chat.h"
 #include "chat_signals.h"
+#include "command.h"
 
 /* What one turn is given. */
 typedef struct input {
@@ -51,6 +52,7 @@ static int run(chat *c) {
 }
 
 int main(int argc, char **argv) {
+    ms_command_begin();
     chat_options o;
     int code = chat_options_parse(&o, argc, argv);
     if (code >= 0) return code;

@@ -2,6 +2,7 @@
 #   make GPU=hip ROCM_ARCH="gfx1151 gfx1100"   BUILD/libmoonshine_hip.so beside the programs
 #   make GPU=cuda CUDA_ARCH=sm_90              BUILD/libmoonshine_cuda.so
 #   make gpu-emu                               BUILD/libmoonshine_emu.so: the same kernels on the CPU, for tests
+#   make GPU=cuda gpu-test                     their tests on the device
 #   make gpu-check                             everything about the kernels that needs no GPU
 # HIP needs ROCm, or on Debian: clang-19 clang-tools-19 lld-19 llvm-19 rocm-device-libs libamdhip64-dev.
 
@@ -12,8 +13,8 @@ ROCM      ?= $(wildcard /opt/rocm)
 NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 HIPCXX    ?= $(firstword $(wildcard $(ROCM)/llvm/bin/clang++) $(shell command -v clang++-19))
 LLVM_BIN  ?= $(firstword $(wildcard $(ROCM)/llvm/bin) /usr/lib/llvm-19/bin)
-# Most vector registers of a kernel on RDNA 3: 192 keep 8 waves on a SIMD (120: 12, 96: 16).  Spills are never accepted.
-GPU_VGPRS ?= 192
+# Most vector registers of a kernel on RDNA 3: 120 keep 12 waves on a SIMD (96: 16).  Spills are never accepted.
+GPU_VGPRS ?= 120
 ifeq ($(origin CXX),default)
 CXX := $(subst clang,clang++,$(subst gcc,g++,$(CC)))
 endif
@@ -36,7 +37,7 @@ EMU_LIB  := $(BUILD)/libmoonshine_emu.so
 HIP_LIB  := $(BUILD)/libmoonshine_hip.so
 CUDA_LIB := $(BUILD)/libmoonshine_cuda.so
 
-.PHONY: gpu-emu gpu-check gpu-check-emu gpu-check-hip gpu-check-cuda
+.PHONY: gpu-emu gpu-test gpu-check gpu-check-emu gpu-check-hip gpu-check-cuda
 gpu-emu: $(EMU_LIB) ## the GPU backend on the emulator, for tests
 ifneq ($(filter-out hip cuda,$(GPU)),)
 $(error GPU=$(GPU): expected hip or cuda)
@@ -87,6 +88,8 @@ HIP_FLAGS    = -x hip -O3 $(GPU_WARN) $(GPU_COMMON) -fno-fast-math \
                $(if $(ROCM),--rocm-path=$(ROCM),--rocm-device-lib-path=$(HIP_BITCODE))
 HIP_LIBRARY := $(if $(ROCM),-L$(ROCM)/lib -Wl$(comma)-rpath$(comma)$(ROCM)/lib)
 HIP_CHECKED := gfx1151 gfx1100
+HIP_READY   := $(and $(HIPCXX),$(or $(ROCM),$(and $(wildcard $(LLVM_BIN)/clang-offload-bundler),\
+               $(wildcard /usr/lib/*/amdgcn/bitcode/oclc_isa_version_1030.bc))))
 
 $(BUILD)/hip/bitcode: tools/gpu/hip_bitcode.sh
 	@mkdir -p $(@D)
@@ -141,6 +144,10 @@ $(BUILD)/tests/gpu/test_ops_gpu: $(BUILD)/tests/gpu/op_cases_mapped.o
 $(GPU_TESTS): LINK += -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../..'
 test tests: $(if $(filter tests/gpu%,$(TESTS)),$(EMU_LIB))
 
+gpu-test: $(GPU_LIB) $(EMU_LIB) $(GPU_TESTS) ## with GPU=hip or cuda: the same tests on the device
+	@[ -n '$(strip $(GPU_LIB))' ] || { echo 'gpu-test: set GPU=hip or GPU=cuda'; exit 2; }
+	@MOONSHINE_TEST_BACKEND=$(GPU) $(RUN_TESTS) $(GPU_TESTS)
+
 gpu-check: ## GPU kernels without a GPU: emulator in three orders, sanitizers, AMD and NVIDIA code objects
 	+@failed=; for t in gpu-check-emu gpu-check-hip gpu-check-cuda; do \
 	    $(MAKE) --no-print-directory $$t || failed="$$failed $$t"; done; \
@@ -156,9 +163,9 @@ gpu-check-emu: $(EMU_LIB) $(GPU_TESTS)
 	    $(MAKE) --no-print-directory BUILD='$(BUILD)-tsan' SAN=thread TESTS=tests/gpu test
 
 # What must be in the code: int8 dot products, 128-bit loads, the butterfly without memory.
-gpu-check-hip: $(if $(HIPCXX),$(HIP_CHECKED:%=$(BUILD)/hip/%.hsaco))
-	@[ -n '$(HIPCXX)' ] || echo 'gpu-check: no clang for HIP here: AMD code objects are not checked'
-	@for a in $(if $(HIPCXX),$(HIP_CHECKED)); do echo "$$a:"; \
+gpu-check-hip: $(if $(HIP_READY),$(HIP_CHECKED:%=$(BUILD)/hip/%.hsaco))
+	@[ -n '$(HIP_READY)' ] || echo 'gpu-check: no ROCm and no clang-19 for HIP here: AMD code is not checked'
+	@for a in $(if $(HIP_READY),$(HIP_CHECKED)); do echo "$$a:"; \
 	    LLVM_BIN=$(LLVM_BIN) tools/gpu/check_isa.sh $(BUILD)/hip/$$a.hsaco $(GPU_VGPRS) || exit 1; \
 	    $(LLVM_BIN)/llvm-objdump -d --mcpu=$$a $(BUILD)/hip/$$a.hsaco >$(BUILD)/hip/$$a.s; \
 	    for i in v_dot4_i32_iu8 global_load_b128 row_xmask v_permlanex16_b32; do \

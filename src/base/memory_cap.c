@@ -105,8 +105,10 @@ ms_status ms_memory_cap_enter(ms_memory_cap *out, const char *root, uint64_t byt
     /* One that is there already was left by a process of the same number. */
     if (mkdir(c.folder, 0755) != 0 && errno != EEXIST) return ms_fail_errno(err, MS_ERR_IO, errno, "%s", c.folder);
     ms_status st = enter(&c, own.v2, bytes, err);
-    if (st == MS_OK) *out = c;
-    else (void)rmdir(c.folder);
+    if (st == MS_OK)
+        *out = c;
+    else
+        (void)rmdir(c.folder);
     return st;
 }
 

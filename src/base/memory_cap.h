@@ -1,8 +1,8 @@
 /* memory_cap.h: puts this process into a memory cgroup of its own, where the system lets it.
  *
- * v1: a child of the process's memory cgroup.  v2: a sibling, because a cgroup that holds processes cannot hand the memory
- * controller to a child; the parent must have handed it down.  The usual mount points are expected.  Memory that the
- * process already has stays counted where it was.
+ * v1: a child of the process's memory cgroup.  v2: a sibling, because a cgroup that holds processes cannot hand the
+ * memory controller to a child; the parent must have handed it down.  The usual mount points are expected.  Memory that
+ * the process already has stays counted where it was.
  *
  * Owns: the folder, until ms_memory_cap_leave.  A process that dies before leaves an empty cgroup "moonshine-cap-PID".
  * Threads: call before other threads start, or all of them move along (a cgroup holds processes).

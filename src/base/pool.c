@@ -9,7 +9,8 @@
  * Waiting is spinning for a few tens of microseconds, then a futex.  The two sleep protocols (workers for
  * work, the caller for the last task) are store-then-load on both sides and therefore sequentially
  * consistent.  With more threads than processors nobody spins: the spinner would keep the processor from
- * the thread it waits for.
+ * the thread it waits for.  For the same reason nobody spins on the processor where the other side was last
+ * seen, which is where the system puts a woken thread while other programs keep the rest busy.
  */
 #include "base/pool.h"
 
@@ -49,6 +50,8 @@ struct ms_pool {
     _Alignas(POOL_CACHE_LINE) _Atomic uint32_t wake;      /* futex: bumped to wake workers */
     _Atomic uint32_t sleepers;                            /* workers at or near the futex */
     _Atomic bool stop;
+    _Atomic int caller_cpu; /* where the current or last loop was started */
+    _Alignas(POOL_CACHE_LINE) _Atomic int helper_cpu; /* where a worker last claimed a task; -1: nowhere yet */
     _Alignas(POOL_CACHE_LINE) unsigned threads;
     unsigned started; /* workers that must be joined */
     uint64_t spin_ns;
@@ -78,6 +81,8 @@ static void work(ms_pool *p, unsigned worker) {
     while (atomic_load_explicit(&p->remaining, memory_order_relaxed) > 0) {
         int64_t left = atomic_fetch_sub_explicit(&p->remaining, 1, memory_order_acquire);
         if (left <= 0) break;
+        if (done == 0 && worker != p->threads - 1)
+            atomic_store_explicit(&p->helper_cpu, sched_getcpu(), memory_order_relaxed);
         p->fn(p->arg, (size_t)(p->tasks - left), worker);
         done++;
     }
@@ -93,8 +98,13 @@ static bool worker_has_reason(ms_pool *p) {
     return atomic_load(&p->remaining) > 0 || atomic_load(&p->stop);
 }
 
+/* Whether to spin for a thread that was last seen on processor `other`. */
+static bool may_spin(const ms_pool *p, const _Atomic int *other) {
+    return p->spin_ns > 0 && sched_getcpu() != atomic_load_explicit(other, memory_order_relaxed);
+}
+
 static void worker_wait(ms_pool *p) {
-    if (p->spin_ns > 0) {
+    if (may_spin(p, &p->caller_cpu)) {
         uint64_t end = ms_clock_ns() + p->spin_ns;
         do {
             for (int i = 0; i < POOL_SPIN_BURST; i++) {
@@ -121,7 +131,7 @@ static void *worker_main(void *arg) {
 
 static void wait_for_last_task(ms_pool *p) {
     if (atomic_load_explicit(&p->unfinished, memory_order_acquire) == 0) return;
-    if (p->spin_ns > 0) {
+    if (may_spin(p, &p->helper_cpu)) {
         uint64_t end = ms_clock_ns() + p->spin_ns;
         do {
             for (int i = 0; i < POOL_SPIN_BURST; i++) {
@@ -155,6 +165,7 @@ void ms_pool_run(ms_pool *p, ms_pool_fn *fn, void *arg, size_t tasks) {
     p->fn = fn;
     p->arg = arg;
     p->tasks = (int64_t)tasks;
+    atomic_store_explicit(&p->caller_cpu, sched_getcpu(), memory_order_relaxed);
     atomic_store_explicit(&p->unfinished, (int64_t)tasks, memory_order_relaxed);
     atomic_store(&p->remaining, (int64_t)tasks);
     wake_workers(p, tasks - 1);
@@ -211,7 +222,7 @@ ms_status ms_pool_create(ms_pool **out, unsigned threads, ms_error *err) {
     if (threads == 0) threads = processors < POOL_MAX_THREADS ? processors : POOL_MAX_THREADS;
     ms_pool *p = aligned_alloc(_Alignof(ms_pool), sizeof *p);
     if (!p) return ms_fail_memory(err, "worker pool", sizeof *p);
-    *p = (ms_pool){.threads = threads, .spin_ns = threads <= processors ? POOL_SPIN_NS : 0};
+    *p = (ms_pool){.threads = threads, .helper_cpu = -1, .spin_ns = threads <= processors ? POOL_SPIN_NS : 0};
     int rc = start_workers(p);
     if (rc != 0) {
         unsigned started = p->started;

@@ -37,8 +37,8 @@ float ms_e8m0(uint8_t e);
 /* Source bytes to slot layout.  `source` has any alignment.  Scale byte 255 is MS_ERR_FORMAT naming matrix, row and group; the
  * slot's contents are then undefined. */
 ms_status ms_expert_install(void *slot, const uint8_t *source, ms_expert_shape s, ms_error *err);
-/* The same in independent pieces, for several threads: tiles 0 .. ms_expert_tiles - 1 fill the slot.  False: a scale byte of
- * the tile is 255; ms_expert_check then gives the error. */
+/* The same in independent pieces, for several threads: tiles 0 .. ms_expert_tiles - 1 fill the slot.  False: a scale
+ * byte of the tile is 255; ms_expert_check then gives the error. */
 uint32_t ms_expert_tiles(ms_expert_shape s);
 bool ms_expert_install_tile(void *slot, const uint8_t *source, ms_expert_shape s, uint32_t tile);
 ms_status ms_expert_check(const uint8_t *source, ms_expert_shape s, ms_error *err);

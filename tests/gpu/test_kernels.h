@@ -1,8 +1,8 @@
-/* test_kernels.h: what the tests of the kernel families share: inputs, device copies, the CPU backend with its scalar kernels as
- * the oracle, and the comparison of bits.
+/* test_kernels.h: what the tests of the kernel families share: inputs, device copies, the CPU backend with its scalar
+ * kernels as the oracle, and the comparison of bits.
  *
- * Values are f32 arrays; `bf16` stores the same values rounded.  Memory comes from the target's allocator, which the emulator
- * fills with NaN.
+ * Values are f32 arrays; `bf16` stores the same values rounded.  Memory comes from the target's allocator, which the
+ * emulator fills with NaN.
  */
 #ifndef TESTS_GPU_TEST_KERNELS_H
 #define TESTS_GPU_TEST_KERNELS_H
@@ -74,7 +74,8 @@ class device {
         std::vector<T> v(count);
         if (count * sizeof(T) > bytes_) fail_msg("device buffer of %zu bytes", bytes_);
         if (gpuGetLastError() != gpuSuccess) fail_msg("launch");
-        if (count && gpuMemcpyAsync(v.data(), at, count * sizeof(T), gpuMemcpyDeviceToHost, 0) != gpuSuccess) fail_msg("copy");
+        if (count && gpuMemcpyAsync(v.data(), at, count * sizeof(T), gpuMemcpyDeviceToHost, 0) != gpuSuccess)
+            fail_msg("copy");
         if (gpuStreamSynchronize(0) != gpuSuccess) fail_msg("kernel");
         return v;
     }
@@ -110,8 +111,10 @@ static inline uint32_t comparable(float x) { return x != x ? 0x7fc00000u : gpu_a
 static inline uint32_t comparable(gpu_bf16 x) { return comparable(gpu_bf16_f32(x)); }
 
 template <class T>
-static inline void expect_bits(const std::vector<T> &expected, const std::vector<T> &found, const char *label, const char *what) {
-    if (expected.size() != found.size()) fail_msg("%s: %s: %zu and %zu values", label, what, expected.size(), found.size());
+static inline void expect_bits(const std::vector<T> &expected, const std::vector<T> &found, const char *label,
+                               const char *what) {
+    if (expected.size() != found.size())
+        fail_msg("%s: %s: %zu and %zu values", label, what, expected.size(), found.size());
     for (size_t i = 0; i < found.size(); i++)
         if (comparable(expected[i]) != comparable(found[i]))
             fail_msg("%s: %s %zu: expected bits %08x, found %08x", label, what, i, comparable(expected[i]),

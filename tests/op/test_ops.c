@@ -80,8 +80,8 @@ static float *check_case(const op_case *c, ms_precision precision) {
         const char *kernels;
         unsigned threads;
         bool singles;
-    } ways[] = {{"scalar", 1, true},  {"scalar", 3, false},  {"avx2", 1, false},  {"avx2", 3, false},
-              {"avx2", 3, true}, {"avx512", 1, false}, {"avx512", 3, true}};
+    } ways[] = {{"scalar", 1, true}, {"scalar", 3, false}, {"avx2", 1, false}, {"avx2", 3, false},
+                {"avx2", 3, true},   {"avx512", 1, false}, {"avx512", 3, true}};
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         if (!ms_cpu_kernels_find(ways[i].kernels)) continue;
         char how[64];

@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <dirent.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,12 +167,64 @@ static void an_empty_loop_is_cheap(void **state) {
     ms_pool_destroy(p);
 }
 
+/* Puts every thread of the process on one processor. */
+static void pin_all_threads(size_t cpu) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    DIR *dir = opendir("/proc/self/task");
+    assert_non_null(dir);
+    for (struct dirent *e; (e = readdir(dir));)
+        if (e->d_name[0] != '.') assert_int_equal(sched_setaffinity((pid_t)atoi(e->d_name), sizeof one, &one), 0);
+    closedir(dir);
+}
+
+static double processor_ns(void) {
+    struct timespec t;
+    assert_int_equal(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t), 0);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+/* Processor time of a loop and a pause, with every thread on one processor. */
+static double shared_processor_ns(unsigned threads) {
+    ms_pool *p;
+    assert_int_equal(ms_pool_create(&p, threads, NULL), MS_OK);
+    pin_all_threads((size_t)sched_getcpu());
+    enum { LOOPS = 1000 };
+    ms_pool_run(p, nothing, NULL, 2);
+    struct timespec pause = {.tv_nsec = 100000}; /* the worker has its turn after every loop */
+    double start = processor_ns();
+    for (int i = 0; i < LOOPS; i++) {
+        ms_pool_run(p, nothing, NULL, 2);
+        nanosleep(&pause, NULL);
+    }
+    double each = (processor_ns() - start) / LOOPS;
+    ms_pool_destroy(p);
+    return each;
+}
+
+/* Woken threads often share the caller's processor while other programs use the rest.  A worker that spins there keeps
+ * the caller from running: it must cost no more than one that never spins. */
+static void nobody_spins_on_the_callers_processor(void **state) {
+    (void)state;
+    cpu_set_t before;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    int processors = CPU_COUNT(&before);
+    if (processors < 2 || processors > 200) skip(); /* one: never spins; the comparison needs one thread more */
+    double two = shared_processor_ns(2);
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    double many = shared_processor_ns((unsigned)processors + 1);
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    print_message("%.0f ns of processor time for a loop on one processor, %.0f ns without spinning\n", two, many);
+    assert_true(two < many + 25000); /* spinning takes 40 us */
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_task_runs_once),   cmocka_unit_test(many_small_loops),
         cmocka_unit_test(loops_after_idleness),   cmocka_unit_test(sleeping_workers_take_part),
         cmocka_unit_test(idle_pool_burns_no_processor), cmocka_unit_test(create_and_destroy),
-        cmocka_unit_test(an_empty_loop_is_cheap),
+        cmocka_unit_test(an_empty_loop_is_cheap), cmocka_unit_test(nobody_spins_on_the_callers_processor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

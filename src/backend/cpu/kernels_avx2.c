@@ -346,8 +346,7 @@ INLINE void tile_rows(float *out, size_t out_stride, const ms_cpu_q8 *x, size_t 
                 const uint8_t *from = w + (o * V + r * 2) * MX_BYTES;
                 __m256i bytes = load_bytes(from);
                 /* A single input row waits for memory, and the hardware stops fetching ahead at each page. */
-                if (nx == 1 && r % 2 == 0)
-                    _mm_prefetch((const char *)((uintptr_t)from + MX_AHEAD), _MM_HINT_T0);
+                if (nx == 1 && r % 2 == 0) _mm_prefetch((const char *)((uintptr_t)from + MX_AHEAD), _MM_HINT_T0);
                 low[r] = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, mask));
                 high[r] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask));
             }

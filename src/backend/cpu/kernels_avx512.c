@@ -1,6 +1,6 @@
-/* kernels_avx512.c: the kernels with AVX-512 (F, BW, DQ, VL) and VNNI.  The same bits as kernels_scalar.c: lanes are the
- * partial sums of docs/numerics.md and integer dots are exact in any order.  What 512 bits do not make faster is the
- * AVX2 code, compiled with these instructions. */
+/* kernels_avx512.c: the kernels with AVX-512 (F, BW, DQ, VL) and VNNI.  The same bits as kernels_scalar.c: lanes are
+ * the partial sums of docs/numerics.md and integer dots are exact in any order.  What 512 bits do not make faster is
+ * the AVX2 code, compiled with these instructions. */
 #include "backend/cpu/kernels.h"
 
 #if defined(__x86_64__)
@@ -8,10 +8,7 @@
 #include "backend/cpu/kernels_avx2.h"
 #include "quant/mxfp4.h"
 
-enum {
-    W = 16,
-    INT_AHEAD = 4096 /* bytes that products of one input row fetch ahead: the hardware stops at each page */
-};
+enum { W = 16 };
 
 /* ------------------------------------------------------------------ dot32 */
 
@@ -245,8 +242,7 @@ INLINE void block_rows_q8(float *out, size_t out_stride, const ms_cpu_q8 *x, siz
                     v[r] = s * 4 + r < rows ? _mm512_maskz_loadu_epi8(h ? high : low, row) : _mm512_setzero_si512();
                 }
                 transpose_lanes(w[s][h], v);
-                for (size_t d = 0; d < 4; d++)
-                    sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(-128), w[s][h][d]);
+                for (size_t d = 0; d < 4; d++) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(-128), w[s][h][d]);
             }
             start[s] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
         }
@@ -260,49 +256,10 @@ INLINE void block_rows_q8(float *out, size_t out_stride, const ms_cpu_q8 *x, siz
     for (size_t i = 0; i < nx; i++) _mm256_mask_storeu_ps(out + i * out_stride, row_mask, sum4(p[i]));
 }
 
-/* Sums of the elements of eight vectors. */
-INLINE __m256i add_across8(const __m512i v[8]) {
-    __m512i a[4], b[2];
-    for (size_t i = 0; i < 4; i++)
-        a[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
-                                _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
-    for (size_t i = 0; i < 2; i++)
-        b[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(a[2 * i], a[2 * i + 1]),
-                                _mm512_unpackhi_epi64(a[2 * i], a[2 * i + 1]));
-    return add_lanes(b);
-}
-
-/* One input row and whole blocks, which is what waits for memory: no transposing.  Here the weights go in as w + 128,
- * and every dot starts at minus 128 times the sums of the inputs. */
-static void single_row_q8(float *out, const int8_t *x, const float *x_scales, const int8_t *data, const float *scales,
-                          uint32_t cols) {
-    __m256 p[4];
-    for (size_t q = 0; q < 4; q++) p[q] = _mm256_setzero_ps();
-    const __m512i flip = _mm512_set1_epi8(-128);
-    for (uint32_t g = 0; g < ms_q8_groups(cols); g++) {
-        const int8_t *w = data + (size_t)g * MS_Q8_WEIGHT_GROUP * V;
-        __m512i v[2], s[V];
-        for (size_t h = 0; h < 2; h++) v[h] = _mm512_loadu_si512(x + (size_t)g * MS_Q8_WEIGHT_GROUP + h * 64);
-        __m512i start = _mm512_dpbusd_epi32(_mm512_setzero_si512(), flip, v[0]);
-        start = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_dpbusd_epi32(start, flip, v[1]));
-        for (size_t r = 0; r < V; r++) {
-            s[r] = start;
-            for (size_t h = 0; h < 2; h++) {
-                const int8_t *from = w + r * MS_Q8_WEIGHT_GROUP + h * 64;
-                _mm_prefetch((const char *)((uintptr_t)from + INT_AHEAD), _MM_HINT_T0);
-                s[r] = _mm512_dpbusd_epi32(s[r], _mm512_xor_si512(_mm512_loadu_si512(from), flip), v[h]);
-            }
-        }
-        __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(scales + (size_t)g * V), _mm256_set1_ps(x_scales[g]));
-        p[g % 4] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(add_across8(s)), scale, p[g % 4]);
-    }
-    _mm256_storeu_ps(out, sum4(p));
-}
-
 static void avx512_block_q8(float *out, size_t out_stride, const ms_cpu_q8 *x, size_t nx, const int8_t *data,
                             const float *scales, uint32_t rows, uint32_t cols) {
-    if (nx == 1 && rows == V && cols % MS_Q8_WEIGHT_GROUP == 0) {
-        single_row_q8(out, ms_cpu_q8_row(x, 0), ms_cpu_q8_scales(x, 0), data, scales, cols);
+    if (nx == 1) { /* compiled for one */
+        block_rows_q8(out, out_stride, x, 0, 1, data, scales, rows, cols);
         return;
     }
     for (size_t i = 0; i < nx; i += INT_ROWS)
@@ -313,7 +270,11 @@ static void avx512_block_q8(float *out, size_t out_stride, const ms_cpu_q8 *x, s
 /* ------------------------------------------------------------------ MXFP4 */
 
 /* Doubled E2M1 plus 12 is unsigned, as VNNI wants one factor; 12 * sum(x) is what a dot starts below zero. */
-enum { MX_OFFSET = 12, MX_CHUNK = 16 };
+enum {
+    MX_OFFSET = 12,
+    MX_CHUNK = 16,   /* groups */
+    MX_AHEAD = 16384 /* bytes that a single input row, which waits for memory, fetches ahead */
+};
 
 INLINE __m512i mx_table(void) {
     const __m128i plain = _mm_loadu_si128((const __m128i *)(const void *)ms_e2m1_doubled);
@@ -411,7 +372,7 @@ INLINE __m512i mx_single_dots(const uint8_t *w, __m512i table, __m512i even, __m
     __m512i s[4];
     for (size_t r = 0; r < 4; r++) {
         __m512i v = _mm512_loadu_si512(w + r * 64);
-        _mm_prefetch((const char *)((uintptr_t)w + INT_AHEAD + r * 64), _MM_HINT_T0);
+        _mm_prefetch((const char *)((uintptr_t)w + MX_AHEAD + r * 64), _MM_HINT_T1);
         __m512i low = _mm512_shuffle_epi8(table, _mm512_and_si512(v, mask));
         __m512i high = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(v, 4), mask));
         s[r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start, low, even), high, odd);
@@ -439,8 +400,8 @@ INLINE void mx_single_groups(__m512 p[2][4], const int8_t *x, const float *x_sca
             const uint8_t *w = tile + ((size_t)(g + q) * MX_TILE + h * W) * MX_BYTES;
             __m512i dots = mx_single_dots(w, table, even, odd, start);
             __m512 ws = mx_scales(scales + (size_t)(g + q) * MX_TILE + h * W);
-            p[h][q] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), _mm512_mul_ps(ws, _mm512_set1_ps(x_scales[g + q])),
-                                      p[h][q]);
+            p[h][q] =
+                _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), _mm512_mul_ps(ws, _mm512_set1_ps(x_scales[g + q])), p[h][q]);
         }
     }
 }

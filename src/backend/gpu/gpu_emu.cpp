@@ -72,7 +72,7 @@ static char fence_token;
 // ---- fiber switch
 #ifndef GPU_EMU_UCONTEXT
 extern "C" void gpu_emu_swap(void **save, void *load);
-asm(".text\n.globl gpu_emu_swap\n.type gpu_emu_swap,@function\ngpu_emu_swap:\n"
+asm(".text\n.globl gpu_emu_swap\n.hidden gpu_emu_swap\n.type gpu_emu_swap,@function\ngpu_emu_swap:\n"
     "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
     "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n.size gpu_emu_swap,.-gpu_emu_swap\n");

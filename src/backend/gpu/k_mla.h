@@ -179,7 +179,8 @@ template <int ROWS> GPU_KERNEL MLA_BOUNDS k_mla_absorb(mla_args a, mla_chunk k) 
 // ---------------------------------------------------------------- softmax of one block, by one wave
 // Scores e[i * step], i < count, become exp(score - m).
 GPU_DEV void mla_softmax(float *e, uint32_t step, uint32_t count, float *m_out, float *l_out) {
-    float m = e[0], s = 0.0f;
+    // Not from e[0], which lane 0 overwrites: a shuffle orders no memory.  With a NaN among the scores every result is NaN anyway.
+    float m = gpu_as_f32(0xff800000u), s = 0.0f;
     for (uint32_t i = gpu_lane(); i < count; i += GPU_WAVE) m = e[i * step] > m ? e[i * step] : m;
     m = gpu_wave_max(m);
     for (uint32_t i = gpu_lane(); i < count; i += GPU_WAVE) {
