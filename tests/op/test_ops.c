@@ -149,6 +149,54 @@ static void test_mxfp4_scales(void **state) {
     }
 }
 
+/* Kernels called directly with more rows than the backend gives them at a time, and short Q8 blocks: every table gives
+ * the bits of the scalar one. */
+enum { MANY = 19, WIDE = 300, MX_WIDE = 320, OUT = 32 };
+
+typedef struct many {
+    float x[MANY * MX_WIDE], scales[8 * 3], x_s[MANY * MX_WIDE / 32];
+    int8_t x_q[MANY * MX_WIDE], q8[8 * WIDE];
+    uint16_t bf16[5 * WIDE];
+    uint8_t tile[MX_WIDE / 32 * 32 * 17];
+} many;
+
+static void run_many(float *out, const ms_cpu_kernels *k, many *m, size_t nx, uint32_t rows) {
+    ms_cpu_q8 q8 = {.q = m->x_q, .q_stride = WIDE, .scales = m->x_s, .scale_stride = 3};
+    for (size_t i = 0; i < nx; i++) k->quantize(m->x_q + i * WIDE, m->x_s + i * 3, m->x + i * WIDE, WIDE, 128);
+    k->block_q8(out, OUT, &q8, nx, m->q8, m->scales, rows, WIDE);
+    ms_cpu_q8 mx = {.q = m->x_q, .q_stride = MX_WIDE, .scales = m->x_s, .scale_stride = MX_WIDE / 32};
+    k->quantize_split(m->x_q, m->x_s, m->x, nx * MX_WIDE);
+    k->tile_mxfp4(out + MANY * OUT, OUT, &mx, nx, m->tile, MX_WIDE / 32);
+    k->rows_bf16(out + 2 * MANY * OUT, OUT, m->x, WIDE, nx, m->bf16, WIDE, 5, WIDE);
+}
+
+static void test_many_rows(void **state) {
+    (void)state;
+    static many m;
+    static float want[3 * MANY * OUT], got[3 * MANY * OUT];
+    op_fill(m.x, MANY * MX_WIDE, 1, VALUES_NORMAL);
+    op_fill(m.scales, 8 * 3, 2, VALUES_NORMAL);
+    for (size_t i = 0; i < sizeof m.q8; i++) m.q8[i] = (int8_t)((int)(i * 89 % 255) - 127);
+    for (size_t i = 0; i < 5 * WIDE; i++) m.bf16[i] = (uint16_t)(0x3f00 + i * 57 % 256 + (i % 3 ? 0 : 0x8000));
+    for (size_t i = 0; i < sizeof m.tile; i++)
+        m.tile[i] = (uint8_t)(i < MX_WIDE / 32 * 512 ? i * 41 % 251 : 120 + i % 9);
+    for (size_t t = 1; t < TABLES; t++) {
+        const ms_cpu_kernels *k = ms_cpu_kernels_find(tables[t]);
+        if (!k) continue;
+        for (size_t nx = 1; nx <= MANY; nx++) {
+            uint32_t rows = nx % 2 ? 8 : (uint32_t)(nx / 2 % 8 + 1);
+            memset(want, 0, sizeof want);
+            memset(got, 0, sizeof got);
+            run_many(want, &ms_cpu_kernels_scalar, &m, nx, rows);
+            run_many(got, k, &m, nx, rows);
+            for (size_t i = 0; i < sizeof want / sizeof want[0]; i++)
+                if (comparable(want[i]) != comparable(got[i]))
+                    fail_msg("%s, %zu rows: result %zu: expected %a, found %a", tables[t], nx, i, (double)want[i],
+                             (double)got[i]);
+        }
+    }
+}
+
 /* ------------------------------------------------------------------ failures */
 
 enum { DIM = 64, EXPERTS = 16, TOP = 3 };
@@ -342,6 +390,7 @@ int main(void) {
         cmocka_unit_test(test_fast),
         cmocka_unit_test(test_reference),
         cmocka_unit_test(test_mxfp4_scales),
+        cmocka_unit_test(test_many_rows),
         cmocka_unit_test(test_router_not_finite),
         cmocka_unit_test(test_not_finite_passes_products),
         cmocka_unit_test(test_beyond_scratch),
