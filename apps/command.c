@@ -36,7 +36,9 @@ const ms_option ms_model_option_table[] = {
     {.name = "reserve", .type = MS_OPTION_BYTES, .offset = FIELD(reserve_bytes), .arg = "BYTES", .max = UINT64_MAX - 1,
      .help = "Memory to leave free (default: 4G, or 10 % of what is available if that is less)."},
     {.name = "kernels", .type = MS_OPTION_STRING, .offset = FIELD(kernels), .arg = "NAME",
-     .help = "CPU kernels: scalar or avx2 (default: the best this CPU has)."},
+     .help = "CPU kernels: scalar, avx2 or avx512 (default: the best this CPU has)."},
+    {.name = "backend", .type = MS_OPTION_STRING, .offset = FIELD(backend), .arg = "NAME", .env = "MOONSHINE_BACKEND",
+     .help = "cpu, hip, cuda, or auto: a GPU if one opens, else the CPU (default: cpu)."},
     {.name = "no-direct", .type = MS_OPTION_FLAG, .offset = FIELD(no_direct),
      .help = "Read experts through the page cache."},
     {.name = "no-uring", .type = MS_OPTION_FLAG, .offset = FIELD(no_uring), .help = "Read experts with pread."},
@@ -60,6 +62,7 @@ ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *mod
     o.threads = f->threads;
     o.reserve_bytes = f->reserve_bytes;
     o.kernels = f->kernels;
+    o.backend = f->backend;
     o.buffered_reads = f->no_direct;
     o.no_uring = f->no_uring;
     return o;

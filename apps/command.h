@@ -21,7 +21,7 @@ typedef struct ms_model_flags {
     uint64_t context, reserve_bytes;
     uint32_t experts, staging, depth, range, threads;
     int precision, static_format; /* indexes into their choices */
-    const char *kernels;
+    const char *kernels, *backend;
     bool no_direct, no_uring;
 } ms_model_flags;
 

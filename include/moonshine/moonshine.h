@@ -67,7 +67,7 @@ typedef struct ms_engine_options {
     bool buffered_reads;          /* no O_DIRECT */
     bool no_uring;                /* plain pread */
     const char *backend;          /* NULL: "cpu"; or "hip", "cuda" (must open), "auto" (a GPU if one opens, else the CPU) */
-    const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2" */
+    const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2", "avx512" */
     void (*log)(void *arg, const char *line); /* one-line notes: fallbacks, load progress; may be NULL */
     void *log_arg;
     /* Load progress: bytes of static weights done of total; may be NULL. */

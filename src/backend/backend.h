@@ -190,7 +190,7 @@ static inline size_t ms_state_element_bytes(ms_precision p) { return p == MS_PRE
 typedef struct ms_cpu_options {
     ms_precision precision;
     unsigned threads;    /* 0: all processors */
-    const char *kernels; /* NULL: best for this CPU; "scalar", "avx2": must exist here */
+    const char *kernels; /* NULL: best for this CPU; "scalar", "avx2", "avx512": must exist here */
 } ms_cpu_options;
 ms_status ms_backend_cpu_create(ms_backend **out, const ms_cpu_options *options, ms_error *err);
 

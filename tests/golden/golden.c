@@ -1,6 +1,6 @@
 /* golden: runs every set of expected outputs that it finds below a folder.
  *
- *     golden ROOT
+ *     golden ROOT [BACKEND]
  *
  * A set is known by its files: a checkpoint with golden/NAME.json beside its config.json; encode, decode, render and parse case
  * files beside the rank file they name.  Prints one line a case and closes with "N passed, N failed".
@@ -19,7 +19,7 @@
 
 typedef struct totals {
     unsigned passed, failed;
-    const char *where;
+    const char *where, *backend;
 } totals;
 
 static void count(void *arg, const char *name, bool ok, const char *detail) {
@@ -64,7 +64,7 @@ static int visible(const struct dirent *d) { return d->d_name[0] != '.'; }
 
 static void walk(const char *dir, unsigned depth, totals *t) {
     char path[4096];
-    if (exists(dir, "config.json", path) && golden_k3_dir(dir, count, t)) return;
+    if (exists(dir, "config.json", path) && golden_k3_dir(dir, t->backend, count, t)) return;
     if (exists(dir, "render.json", path) || exists(dir, "encode.json", path) || exists(dir, "parse.json", path))
         run_text_dir(dir, t);
     struct dirent **entries = NULL;
@@ -79,11 +79,11 @@ static void walk(const char *dir, unsigned depth, totals *t) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 2) {
-        fputs("usage: golden ROOT\n", stderr);
+    if (argc != 2 && argc != 3) {
+        fputs("usage: golden ROOT [BACKEND]\n", stderr);
         return 2;
     }
-    totals t = {.where = ""};
+    totals t = {.where = "", .backend = argc == 3 ? argv[2] : NULL};
     walk(argv[1], 0, &t);
     printf("%u passed, %u failed\n", t.passed, t.failed);
     return t.failed == 0 && t.passed > 0 ? 0 : 1;

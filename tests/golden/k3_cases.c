@@ -18,7 +18,7 @@ static const double logits_tolerance = 1e-5;
 static const double norm_tolerance = 1e-4;
 
 typedef struct k3_case {
-    const char *dir, *name;
+    const char *dir, *name, *backend;
     const ms_json *json;
     uint32_t *prompt, *greedy;
     uint32_t prompt_count, greedy_count, vocab;
@@ -241,6 +241,7 @@ static void with_engine(const k3_case *c, k3_run *r, ms_static_format format, vo
     ms_engine_options_default(&o, c->dir);
     o.precision = MS_PRECISION_REFERENCE;
     o.static_format = format;
+    o.backend = c->backend;
     o.context = c->prompt_count + c->greedy_count;
     if (ms_engine_open(&e, &o, &err) != MS_OK) {
         say_error(c, "open", &err);
@@ -292,12 +293,12 @@ static void run_case(const k3_case *c) {
     free(r.greedy_ids);
 }
 
-static void load_case(const char *dir, const char *file, golden_report *report, void *arg) {
+static void load_case(const char *dir, const char *file, const char *backend, golden_report *report, void *arg) {
     char path[4096], *text = NULL;
     size_t len = 0;
     ms_error err = {0};
     ms_json_doc *doc = NULL;
-    k3_case c = {.dir = dir, .name = file, .report = report, .arg = arg};
+    k3_case c = {.dir = dir, .name = file, .backend = backend, .report = report, .arg = arg};
     (void)snprintf(path, sizeof path, "%s/golden/%s", dir, file);
     if (ms_file_read_all(path, 64 << 20, &text, &len, &err) != MS_OK ||
         ms_json_parse(&doc, text, len, path, NULL, &err) != MS_OK) {
@@ -331,7 +332,7 @@ static int is_json(const struct dirent *d) {
     return n > 5 && !strcmp(d->d_name + n - 5, ".json");
 }
 
-bool golden_k3_dir(const char *dir, golden_report *report, void *arg) {
+bool golden_k3_dir(const char *dir, const char *backend, golden_report *report, void *arg) {
     char *text = NULL, path[4096];
     ms_json_doc *doc = NULL;
     bool k3 = ms_checkpoint_read_config(dir, &doc, &text, NULL) == MS_OK && ms_lane_find(ms_json_root(doc)) == &ms_lane_k3;
@@ -342,7 +343,7 @@ bool golden_k3_dir(const char *dir, golden_report *report, void *arg) {
     (void)snprintf(path, sizeof path, "%s/golden", dir);
     int n = scandir(path, &files, is_json, by_name);
     for (int i = 0; i < n; i++) {
-        load_case(dir, files[i]->d_name, report, arg);
+        load_case(dir, files[i]->d_name, backend, report, arg);
         free(files[i]);
     }
     free(files);

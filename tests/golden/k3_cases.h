@@ -8,7 +8,7 @@
 
 #include "report.h"
 
-/* Runs every golden/NAME.json below `dir`; false when there is none or the folder is not a K3 checkpoint. */
-bool golden_k3_dir(const char *dir, golden_report *report, void *arg);
+/* Runs every golden/NAME.json below `dir` on a backend (NULL: the CPU); false when there is none or the folder is not a K3 checkpoint. */
+bool golden_k3_dir(const char *dir, const char *backend, golden_report *report, void *arg);
 
 #endif

@@ -1,5 +1,5 @@
-/* Expert kernels against the scalar CPU kernels: installation at every misalignment, products for single rows and for groups of
- * rows, both precisions, the weighted sum and its norm. */
+/* Expert kernels against the scalar CPU kernels: installation at every misalignment, products for single rows and for
+ * groups of rows, both precisions, the weighted sum and its norm. */
 #include "test_kernels.h"
 
 #include "backend/gpu/k_experts.h"
@@ -26,7 +26,8 @@ struct problem {
 };
 
 /* Pair (i, j) goes to expert (i * i + j) % spread. */
-static problem make_problem(uint32_t hidden, uint32_t inner, uint32_t n, uint32_t k, uint32_t spread, kernel_values kind) {
+static problem make_problem(uint32_t hidden, uint32_t inner, uint32_t n, uint32_t k, uint32_t spread,
+                            kernel_values kind) {
     problem p = {};
     p.hidden = hidden;
     p.inner = inner;
@@ -85,9 +86,11 @@ static results run_oracle(const problem &p, bool fast) {
     return r;
 }
 
-static void install(void *slot, const std::vector<uint8_t> &bytes, size_t at, uint32_t hidden, uint32_t inner, uint32_t bad[3]) {
+static void install(void *slot, const std::vector<uint8_t> &bytes, size_t at, uint32_t hidden, uint32_t inner,
+                    uint32_t bad[3]) {
     device source(bytes), flags(nullptr, 12);
-    assert_int_equal(k_experts_retile(0, slot, source.as<uint8_t>() + at, hidden, inner, flags.as<uint32_t>()), gpuSuccess);
+    assert_int_equal(k_experts_retile(0, slot, source.as<uint8_t>() + at, hidden, inner, flags.as<uint32_t>()),
+                     gpuSuccess);
     std::vector<uint32_t> f = flags.get<uint32_t>(3);
     memcpy(bad, f.data(), 12);
 }
@@ -112,7 +115,8 @@ static results run_kernels(const problem &p, bool fast) {
     device table(nullptr, host.size() * 8);
     experts_args a = {};
     size_t used = 0;
-    assert_true(experts_table_build(&a.table, &used, host.data(), table.as<void>(), b.data(), (uint32_t)b.size(), p.n, p.n * p.k));
+    assert_true(experts_table_build(&a.table, &used, host.data(), table.as<void>(), b.data(), (uint32_t)b.size(), p.n,
+                                    p.n * p.k));
     assert_true(used <= host.size() * 8);
     assert_int_equal(gpuMemcpyAsync(table.as<void>(), host.data(), used, gpuMemcpyHostToDevice, 0), gpuSuccess);
     a.hidden = p.hidden;
@@ -148,7 +152,8 @@ static void check(uint32_t hidden, uint32_t inner, uint32_t n, uint32_t k, uint3
 
 static void test_shapes(void **state) {
     (void)state;
-    static const uint32_t shapes[][2] = {{128, 128}, {64, 64}, {128, 96}, {32, 32}, {96, 256}}; /* nano, tiny-a, tiny-c, ... */
+    static const uint32_t shapes[][2] = {
+        {128, 128}, {64, 64}, {128, 96}, {32, 32}, {96, 256}}; /* nano, tiny-a, tiny-c, ... */
     static const uint32_t ns[] = {1, 2, 5, 17};
     for (const uint32_t *s : shapes)
         for (uint32_t n : ns)

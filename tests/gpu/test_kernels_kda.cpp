@@ -1,4 +1,5 @@
-/* KDA kernels against the scalar CPU kernels: outputs, state and history, both precisions, whole ranges and ranges in two parts. */
+/* KDA kernels against the scalar CPU kernels: outputs, state and history, both precisions, whole ranges and ranges in
+ * two parts. */
 #include "test_kernels.h"
 
 #include "backend/gpu/k_kda.h"
@@ -121,8 +122,8 @@ static results run_kernels(shape s, const inputs &x, uint32_t n, bool fast, uint
 
 static void check(shape s, uint32_t n, kernel_values kind, bool fast, uint32_t cut) {
     char label[128];
-    (void)snprintf(label, sizeof label, "%u heads, dim %u, %u taps, n %u, values %d, %s, cut %u", s.heads, s.dim, s.taps, n,
-                   (int)kind, fast ? "fast" : "reference", cut);
+    (void)snprintf(label, sizeof label, "%u heads, dim %u, %u taps, n %u, values %d, %s, cut %u", s.heads, s.dim,
+                   s.taps, n, (int)kind, fast ? "fast" : "reference", cut);
     inputs x = make_inputs(s, n, kind);
     results expected = run_oracle(s, x, n, fast), found = run_kernels(s, x, n, fast, cut);
     expect_bits(expected.out, found.out, label, "output");

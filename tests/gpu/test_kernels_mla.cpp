@@ -1,5 +1,5 @@
-/* MLA kernels against the scalar CPU kernels: outputs and cache rows, both precisions, the split and the fused form, the tuned
- * shape and others, key counts around the borders of a block. */
+/* MLA kernels against the scalar CPU kernels: outputs and cache rows, both precisions, the split and the fused form,
+ * the tuned shape and others, key counts around the borders of a block. */
 #include "test_kernels.h"
 
 /* Small pieces, so that short inputs take several launches. */
@@ -20,7 +20,8 @@ struct results {
 static halves placed(const floats &w, uint32_t cols) {
     halves h(w.size());
     uint32_t rows = (uint32_t)(w.size() / cols);
-    for (size_t i = 0; i < w.size(); i++) h[i / cols * cols + k_bf16_at(rows, cols, (uint32_t)(i % cols))] = gpu_f32_bf16(w[i]);
+    for (size_t i = 0; i < w.size(); i++)
+        h[i / cols * cols + k_bf16_at(rows, cols, (uint32_t)(i % cols))] = gpu_f32_bf16(w[i]);
     return h;
 }
 
@@ -60,12 +61,14 @@ static results run_oracle(shape s, inputs &x, uint32_t n, uint64_t position, boo
     ms_weight norm, kv_b;
     oracle_weight(be, &norm, norm_format, 1, s.rank, x.norm);
     oracle_weight(be, &kv_b, MS_FORMAT_BF16, s.heads * (s.nope + s.value), s.rank, x.kv_b);
-    ms_mla mla = {s.heads, s.nope, s.extra, s.value, s.rank, 1e-6f, 1.0f / sqrtf((float)(s.nope + s.extra)), &norm, &kv_b};
+    ms_mla mla = {s.heads, s.nope, s.extra, s.value, s.rank, 1e-6f, 1.0f / sqrtf((float)(s.nope + s.extra)),
+                  &norm,   &kv_b};
     halves rows = to_bf16(x.rows);
     results r;
     r.rows = x.rows;
     r.out.resize((size_t)n * s.heads * s.value);
-    ms_mla_io io = {x.q.data(), x.c.data(), x.gate.data(), fast ? (void *)rows.data() : r.rows.data(), position, r.out.data()};
+    ms_mla_io io = {x.q.data(), x.c.data(),  x.gate.data(), fast ? (void *)rows.data() : r.rows.data(),
+                    position,   r.out.data()};
     be->mla_range(be, &mla, &io, n);
     if (fast) r.rows = widened(rows);
     be->weight_destroy(be, &norm);
@@ -74,11 +77,13 @@ static results run_oracle(shape s, inputs &x, uint32_t n, uint64_t position, boo
     return r;
 }
 
-static results run_kernels(shape s, const inputs &x, uint32_t n, uint64_t position, bool fast, ms_format norm_format, uint32_t cut) {
+static results run_kernels(shape s, const inputs &x, uint32_t n, uint64_t position, bool fast, ms_format norm_format,
+                           uint32_t cut) {
     halves host_rows = to_bf16(x.rows), host_norm = to_bf16(x.norm);
     device q(x.q), c(x.c), gate(x.gate), kv_b(placed(x.kv_b, s.rank)), out(nullptr, (size_t)n * s.heads * s.value * 4);
     device rows(fast ? (const void *)host_rows.data() : x.rows.data(), x.rows.size() * (fast ? 2 : 4));
-    device norm(norm_format == MS_FORMAT_BF16 ? (const void *)host_norm.data() : x.norm.data(), x.norm.size() * 4 / (norm_format == MS_FORMAT_BF16 ? 2 : 1));
+    device norm(norm_format == MS_FORMAT_BF16 ? (const void *)host_norm.data() : x.norm.data(),
+                x.norm.size() * 4 / (norm_format == MS_FORMAT_BF16 ? 2 : 1));
     device scratch(nullptr, mla_scratch_bytes(n, s.heads, s.extra, s.rank));
     for (uint32_t first = 0; first < n; first += cut ? cut : n) {
         mla_args a = {};
@@ -109,10 +114,12 @@ static results run_kernels(shape s, const inputs &x, uint32_t n, uint64_t positi
 }
 
 /* cut: rows of each call, 0 for all in one. */
-static void check(shape s, uint32_t n, uint64_t position, bool fast, kernel_values kind = VALUES_NORMAL, uint32_t cut = 0) {
+static void check(shape s, uint32_t n, uint64_t position, bool fast, kernel_values kind = VALUES_NORMAL,
+                  uint32_t cut = 0) {
     char label[160];
-    (void)snprintf(label, sizeof label, "%u heads, %u+%u, value %u, rank %u, n %u at %u, %s, values %d, cut %u", s.heads, s.nope,
-                   s.extra, s.value, s.rank, n, (unsigned)position, fast ? "fast" : "reference", (int)kind, cut);
+    (void)snprintf(label, sizeof label, "%u heads, %u+%u, value %u, rank %u, n %u at %u, %s, values %d, cut %u",
+                   s.heads, s.nope, s.extra, s.value, s.rank, n, (unsigned)position, fast ? "fast" : "reference",
+                   (int)kind, cut);
     ms_format norm_format = n % 2 ? MS_FORMAT_BF16 : MS_FORMAT_F32;
     inputs x = make_inputs(s, n, position, kind);
     results expected = run_oracle(s, x, n, position, fast, norm_format);
@@ -125,7 +132,8 @@ static const shape nano = {4, 64, 32, 64, 96}, tiny_a = {4, 32, 32, 32, 64}, tin
 
 static void test_shapes(void **state) {
     (void)state;
-    static const shape shapes[] = {nano, tiny_a, tiny_c, {3, 40, 32, 40, 132}, {2, 5, 3, 7, 33}, {2, 9, 0, 8, 256}, {1, 300, 16, 9, 768}};
+    static const shape shapes[] = {
+        nano, tiny_a, tiny_c, {3, 40, 32, 40, 132}, {2, 5, 3, 7, 33}, {2, 9, 0, 8, 256}, {1, 300, 16, 9, 768}};
     static const uint32_t ns[] = {1, 2, 5, 17};
     for (shape s : shapes)
         for (uint32_t n : ns)

@@ -1,9 +1,11 @@
-// k_experts.h - routed MXFP4 experts on the slot layout: input quantisation, gate and up with SITU, down, weighted sum and norm,
-// and the re-tiling of raw expert bytes into a slot.
+// k_experts.h - routed MXFP4 experts on the slot layout: input quantisation, gate and up with SITU, down, weighted sum
+// and norm, and the re-tiling of raw expert bytes into a slot.
 //
-// Work: an item is up to EXPERT_ROWS rows of one expert; a block of 4 waves takes one item through one tile of 32 weight rows
-//   (gate and up: a tile of each).  Lane = weight row, wave = group % 4 = partial sum; a 16-byte piece of weights serves every
-//   row of the item.  Blocks of the same tile are neighbours in the grid, so that items of one expert share its bytes in cache.
+// Work: an item is up to EXPERT_ROWS rows of one expert; a block of 4 waves takes one item through one tile of 32
+// weight rows
+//   (gate and up: a tile of each).  Lane = weight row, wave = group % 4 = partial sum; a 16-byte piece of weights
+//   serves every row of the item.  Blocks of the same tile are neighbours in the grid, so that items of one expert
+//   share its bytes in cache.
 // Quantised inputs are kept in the order of mx_place(), which differs by target; nothing outside this file reads them.
 // Owns: nothing.  Bits: docs/numerics.md, sections 2 and 4; the oracle is src/backend/cpu/cpu_moe.c.
 #pragma once
@@ -26,8 +28,8 @@ enum {
 #endif
 };
 
-// Nibbles are looked up eight at a time, either in their own order (one PRMT takes four nibbles as selectors), or split into
-// even and odd ones (selectors of v_perm are bytes).
+// Nibbles are looked up eight at a time, either in their own order (one PRMT takes four nibbles as selectors), or split
+// into even and odd ones (selectors of v_perm are bytes).
 #ifndef MX_NATURAL
   #if GPU_CUDA
     #define MX_NATURAL 1
@@ -61,8 +63,8 @@ static inline size_t experts_table_bytes(uint32_t pairs) {
     return (size_t)pairs * (sizeof(expert_item) + 2 * sizeof(uint32_t));
 }
 
-// Lays the batches out in `host`; *used: bytes to upload to `device`, 16-aligned.  Fails (false, nothing is to be uploaded) when a
-// row or pair is out of range or there are more than `pairs` of them.
+// Lays the batches out in `host`; *used: bytes to upload to `device`, 16-aligned.  Fails (false, nothing is to be
+// uploaded) when a row or pair is out of range or there are more than `pairs` of them.
 static inline bool experts_table_build(expert_table *table, size_t *used, void *host, const void *device,
                                        const ms_expert_batch *batches, uint32_t count, uint32_t rows, uint32_t pairs) {
     uint64_t total = 0, items = 0;
@@ -105,8 +107,8 @@ K_BOTH size_t mx_matrix_bytes(uint32_t hidden, uint32_t inner) {
 GPU_DEV uint32_t mx_place(uint32_t i) { return MX_NATURAL ? i : i / 2 + i % 2 * K_MX_BYTES; }
 
 // ---------------------------------------------------------------- nibbles to signed bytes
-// Eight codes as bytes of 12 + 2 x value (0..24), so that no byte needs a sign: the caller takes 12 x (sum of x) off again.
-// u[0] goes with the input word mx_word(j, 0), u[1] with mx_word(j, 1), j the number of the weight word.
+// Eight codes as bytes of 12 + 2 x value (0..24), so that no byte needs a sign: the caller takes 12 x (sum of x) off
+// again. u[0] goes with the input word mx_word(j, 0), u[1] with mx_word(j, 1), j the number of the weight word.
 #define MX_UP_LO 0x0f0e0d0cu   // 12 + 0 1 2 3
 #define MX_UP_HI 0x18141210u   // 12 + 4 6 8 12
 #define MX_DOWN_LO 0x090a0b0cu // 12 - 0 1 2 3
@@ -159,7 +161,8 @@ GPU_DEV void mx_quantize(uint8_t *q, float *scale, float x) {
 }
 
 enum { EXPERT_QUANT_THREADS = 256 };
-GPU_KERNEL GPU_BOUNDS(EXPERT_QUANT_THREADS, 4) k_experts_quantize(uint8_t *q, float *scales, const float *x, size_t groups) {
+GPU_KERNEL GPU_BOUNDS(EXPERT_QUANT_THREADS, 4)
+    k_experts_quantize(uint8_t *q, float *scales, const float *x, size_t groups) {
     size_t g = (size_t)gpu_bx() * (EXPERT_QUANT_THREADS / GPU_WAVE) + gpu_wave();
     if (g < groups) mx_quantize(q + g * K_MX_GROUP, scales + g, x[g * K_MX_GROUP + gpu_lane()]); // whole waves
 }
@@ -213,8 +216,8 @@ GPU_DEV void experts_load(experts_shared<ROWS, MATS> &sh, const uint8_t *q, cons
 
 // This wave's groups of a piece into acc, for the first USED rows: g = wave, wave + 4, ...
 template <int USED, int ROWS, int MATS>
-GPU_DEV void experts_groups(float (&acc)[MATS][ROWS], const experts_shared<ROWS, MATS> &sh, const uint8_t *const (&tile)[MATS],
-                            uint32_t groups, uint32_t g0, uint32_t count) {
+GPU_DEV void experts_groups(float (&acc)[MATS][ROWS], const experts_shared<ROWS, MATS> &sh,
+                            const uint8_t *const (&tile)[MATS], uint32_t groups, uint32_t g0, uint32_t count) {
     const int together = USED == 1 ? 2 : 1; // groups in flight; with many rows their sums need the registers
     EXPERT_UNROLL(together)
     for (uint32_t g = gpu_wave(); g < count; g += 4) {
@@ -299,7 +302,8 @@ template <int ROWS> GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_exp
     GPU_SHARED(shared, sh);
     expert_item item = a.table.items[gpu_bx()];
     uint32_t groups = a.inner / K_MX_GROUP, tile = gpu_by();
-    const uint8_t *const tiles[1] = {item.slot + 2 * mx_matrix_bytes(a.hidden, a.inner) + (size_t)tile * mx_tile_bytes(groups)};
+    const uint8_t *const tiles[1] = {item.slot + 2 * mx_matrix_bytes(a.hidden, a.inner) +
+                                     (size_t)tile * mx_tile_bytes(groups)};
     experts_tile<ROWS, 1>(sh, tiles, a.act_q, a.act_s, a.table.pair + item.first, item.count, groups);
     for (uint32_t r = gpu_wave(); r < item.count; r += EXPERT_THREADS / GPU_WAVE)
         a.y[(size_t)a.table.pair[item.first + r] * a.hidden + tile * K_TILE + gpu_lane()] = experts_sum(sh, r, 0);
@@ -316,7 +320,8 @@ GPU_DEV float mx_value(const uint8_t *tile, uint32_t groups, uint32_t row, uint3
 }
 GPU_DEV float mx_dot32(const float *x, const uint8_t *tile, uint32_t groups, uint32_t row) {
     float s = 0.0f;
-    for (uint32_t g = 0; g < groups; g++) s = gpu_fma(x[g * K_MX_GROUP + gpu_lane()], mx_value(tile, groups, row, g), s);
+    for (uint32_t g = 0; g < groups; g++)
+        s = gpu_fma(x[g * K_MX_GROUP + gpu_lane()], mx_value(tile, groups, row, g), s);
     return gpu_wave_sum(s);
 }
 
@@ -371,7 +376,8 @@ GPU_KERNEL GPU_BOUNDS(EXPERT_REDUCE_THREADS, 4) k_experts_reduce(reduce_args a) 
 }
 
 // ---------------------------------------------------------------- install
-// Blocks re-tile 32 rows by 32 groups through shared memory, so that both sides are read and written 512 bytes at a time.
+// Blocks re-tile 32 rows by 32 groups through shared memory, so that both sides are read and written 512 bytes at a
+// time.
 enum { INSTALL_THREADS = 256, INSTALL_GROUPS = 32, INSTALL_WORDS = INSTALL_GROUPS * K_MX_BYTES / 4 };
 struct install_shared {
     alignas(16) uint32_t piece[INSTALL_GROUPS][(K_TILE + 1) * 4]; // 4 words a row
@@ -389,7 +395,8 @@ GPU_DEV uint32_t install_word(const uint8_t *p, const uint8_t *begin, uint32_t i
 
 // One wave: `words` words from p on, p anywhere, to column `row` of the piece.
 GPU_DEV void install_row(install_shared &sh, uint32_t row, const uint8_t *p, const uint8_t *begin, uint32_t words) {
-    uint32_t shift = (uint32_t)((uintptr_t)p % 4), lane = gpu_lane(), end = words + (shift != 0), w[INSTALL_WORDS / 32 + 1];
+    uint32_t shift = (uint32_t)((uintptr_t)p % 4), lane = gpu_lane(), end = words + (shift != 0),
+             w[INSTALL_WORDS / 32 + 1];
     GPU_UNROLL
     for (uint32_t k = 0; k <= INSTALL_WORDS / 32; k++)
         w[k] = 32 * k + lane < end ? install_word(p, begin, 32 * k + lane) : 0;
@@ -401,10 +408,10 @@ GPU_DEV void install_row(install_shared &sh, uint32_t row, const uint8_t *p, con
     }
 }
 
-// Grid: tiles (gate, up and down tiles in slot order), pieces of 32 groups.  bad[m]: lowest row * groups + group of matrix
-// m (ms_expert_matrix) with scale byte 255; all ones before.
-GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 3) k_experts_install(uint8_t *slot, const uint8_t *source, uint32_t hidden, uint32_t inner,
-                                                            uint32_t *bad) {
+// Grid: tiles (gate, up and down tiles in slot order), pieces of 32 groups.  bad[m]: lowest row * groups + group of
+// matrix m (ms_expert_matrix) with scale byte 255; all ones before.
+GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 3)
+    k_experts_install(uint8_t *slot, const uint8_t *source, uint32_t hidden, uint32_t inner, uint32_t *bad) {
     GPU_SHARED(install_shared, sh);
     uint32_t inner_tiles = inner / K_TILE;
     bool down = gpu_bx() >= 2 * inner_tiles;
@@ -414,7 +421,8 @@ GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 3) k_experts_install(uint8_t *slot, const
     if (g0 >= groups) return; // the whole block
     uint32_t count = groups - g0 < INSTALL_GROUPS ? groups - g0 : (uint32_t)INSTALL_GROUPS;
     size_t matrix = mx_matrix_bytes(hidden, inner), order = m == MS_W1 ? 0 : m == MS_W2 ? 1 : 2;
-    const uint8_t *packed = source + order * matrix, *scales = packed + (size_t)hidden * (inner / K_MX_GROUP) * K_MX_BYTES;
+    const uint8_t *packed = source + order * matrix,
+                  *scales = packed + (size_t)hidden * (inner / K_MX_GROUP) * K_MX_BYTES;
     for (uint32_t row = gpu_wave(); row < K_TILE; row += INSTALL_THREADS / GPU_WAVE) {
         size_t at = ((size_t)tile * K_TILE + row) * groups + g0;
         install_row(sh, row, packed + at * K_MX_BYTES, source, count * (K_MX_BYTES / 4));
@@ -441,10 +449,12 @@ static inline bool experts_fit(uint32_t hidden, uint32_t inner) {
 }
 
 // Quantises z [n][hidden] (fast; in reference the backend copies z).
-static inline void k_experts_begin(gpuStream_t stream, uint8_t *q, float *scales, const float *z, uint32_t n, uint32_t hidden) {
+static inline void k_experts_begin(gpuStream_t stream, uint8_t *q, float *scales, const float *z, uint32_t n,
+                                   uint32_t hidden) {
     size_t groups = (size_t)n * (hidden / K_MX_GROUP);
     uint32_t blocks = (uint32_t)((groups + 7) / (EXPERT_QUANT_THREADS / GPU_WAVE));
-    if (blocks) GPU_LAUNCH(k_experts_quantize, gpuDim3(blocks), gpuDim3(EXPERT_QUANT_THREADS), stream, q, scales, z, groups);
+    if (blocks)
+        GPU_LAUNCH(k_experts_quantize, gpuDim3(blocks), gpuDim3(EXPERT_QUANT_THREADS), stream, q, scales, z, groups);
 }
 
 // The table is on the device when the stream gets here.
@@ -469,7 +479,8 @@ static inline void k_experts_reduce_norm(gpuStream_t stream, const reduce_args *
     if (n) GPU_LAUNCH(k_experts_reduce, gpuDim3(n), gpuDim3(EXPERT_REDUCE_THREADS), stream, a);
 }
 
-// `bad` (device, 3 words) is set to all ones first.  `source`: device-readable, at any address; only its own bytes are read.
+// `bad` (device, 3 words) is set to all ones first.  `source`: device-readable, at any address; only its own bytes are
+// read.
 static inline gpuError_t k_experts_retile(gpuStream_t stream, void *slot, const uint8_t *source, uint32_t hidden,
                                           uint32_t inner, uint32_t *bad) {
     gpuError_t e = gpuMemsetAsync(bad, 0xff, 3 * sizeof *bad, stream);
@@ -481,8 +492,8 @@ static inline gpuError_t k_experts_retile(gpuStream_t stream, void *slot, const 
 }
 
 // The first scale byte 255 in the order of ms_expert_install, from the three words; false: none.
-static inline bool experts_bad_scale(const uint32_t bad[3], uint32_t hidden, uint32_t inner, ms_expert_matrix *m, uint32_t *row,
-                                     uint32_t *group) {
+static inline bool experts_bad_scale(const uint32_t bad[3], uint32_t hidden, uint32_t inner, ms_expert_matrix *m,
+                                     uint32_t *row, uint32_t *group) {
     for (int i = 0; i < 3; i++) {
         if (bad[i] == UINT32_MAX) continue;
         uint32_t groups = (i == (int)MS_W2 ? inner : hidden) / K_MX_GROUP;

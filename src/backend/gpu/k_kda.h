@@ -1,8 +1,10 @@
 // k_kda.h - KDA over a range of tokens in one launch: convolution, norms, gates, recurrence, output norm and gate.
 //
-// A block owns a head.  It takes the tokens in chunks: the convolution outputs, norms and gates of a chunk are made by all
+// A block owns a head.  It takes the tokens in chunks: the convolution outputs, norms and gates of a chunk are made by
+// all
 //   threads together, then the recurrence walks the chunk without a block barrier, then the outputs are normed.
-// State: in the tuned form (KDA_DIM) thread (group of columns, r) keeps S[key = 4 j + r][its columns] in registers for the whole
+// State: in the tuned form (KDA_DIM) thread (group of columns, r) keeps S[key = 4 j + r][its columns] in registers for
+// the whole
 //   range; the lanes r = 0..3 hold the four partial sums of col4.  The generic form keeps it in state_out.
 // Owns: nothing.  Bits: docs/numerics.md, section 4; the oracle is src/backend/cpu/cpu_kda.c.
 // Errors: none here; kda_fits() says what the launcher takes.
@@ -56,7 +58,8 @@ typedef struct kda_chunk {
     uint32_t row;
 } kda_chunk;
 
-// The tuned form keeps the elements 4 j + r of a row together, by r, so that a thread reads its keys 16 bytes at a time.
+// The tuned form keeps the elements 4 j + r of a row together, by r, so that a thread reads its keys 16 bytes at a
+// time.
 enum { KDA_PLANE = KDA_DIM / 4 + 4 };
 template <bool TUNED> GPU_DEV uint32_t kda_at(uint32_t i) { return TUNED ? i % 4 * KDA_PLANE + i / 4 : i; }
 
@@ -155,8 +158,8 @@ GPU_DEV float kda_sum4(float p) {
 }
 
 // One token: decay, prediction, update and read-out of this thread's columns.
-GPU_DEV void kda_step(float (&s)[KDA_DIM / 4][KDA_COLUMNS], float *o, const float *q, const float *k, const float *alpha,
-                      const float *v, float beta) {
+GPU_DEV void kda_step(float (&s)[KDA_DIM / 4][KDA_COLUMNS], float *o, const float *q, const float *k,
+                      const float *alpha, const float *v, float beta) {
     float p[KDA_COLUMNS] = {}, delta[KDA_COLUMNS], out[KDA_COLUMNS] = {};
     GPU_UNROLL
     for (int j = 0; j < KDA_DIM / 4; j += 4) {

@@ -1,13 +1,15 @@
-// k_mla.h - MLA over a range of tokens, absorbed form: cache rows, queries against the latent, blocks of 256 absolute keys,
-// their merge in ascending order, value product and gate.
+// k_mla.h - MLA over a range of tokens, absorbed form: cache rows, queries against the latent, blocks of 256 absolute
+// keys, their merge in ascending order, value product and gate.
 //
-// Work: a block of keys of one row gives (m, l, a[rank]) a head.  Split form (few rows): blocks of keys are independent work
-//   items that leave their parts in scratch, and k_mla_merge takes them in ascending order.  Fused form (many rows): a block of
-//   threads walks the key blocks of its row and merges as it goes.  Both compute the same operations in the same order.
-// Scratch: mla_scratch_bytes(), pure, independent of the context: rows go in chunks of MLA_ROWS, key blocks in launches.
-// The tuned kernel (rank 512, extra 64, bf16 rows) holds 4 heads of a query in registers and meets each cached row with 16
-// heads; the generic one takes any shape, and f32 rows.
-// Owns: nothing.  Bits: docs/numerics.md, section 4; the oracle is src/backend/cpu/cpu_mla.c.
+// Work: a block of keys of one row gives (m, l, a[rank]) a head.  Split form (few rows): blocks of keys are independent
+// work
+//   items that leave their parts in scratch, and k_mla_merge takes them in ascending order.  Fused form (many rows): a
+//   block of threads walks the key blocks of its row and merges as it goes.  Both compute the same operations in the
+//   same order.
+// Scratch: mla_scratch_bytes(), pure, independent of the context: rows go in chunks of MLA_ROWS, key blocks in
+// launches. The tuned kernel (rank 512, extra 64, bf16 rows) holds 4 heads of a query in registers and meets each
+// cached row with 16 heads; the generic one takes any shape, and f32 rows. Owns: nothing.  Bits: docs/numerics.md,
+// section 4; the oracle is src/backend/cpu/cpu_mla.c.
 #pragma once
 #include "backend/gpu/k_common.h"
 
@@ -19,7 +21,7 @@
   #define MLA_PARTS 128         // (row, key block) items of a split launch; at least MLA_SPLIT_ROWS
 #endif
 #ifndef MLA_LAUNCH_ITEMS
-  #define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused launch, so that none runs for long; at least MLA_ROWS
+#define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused launch, so that none runs for long; at least MLA_ROWS
 #endif
 enum {
     MLA_KEYS = 256,        // keys of a block
@@ -30,7 +32,8 @@ enum {
     MLA_MAX_RANK = 8192
 };
 
-// Bounds of the kernels with many registers: 120 of them on AMD, where shared memory decides what is resident; 128 on NVIDIA.
+// Bounds of the kernels with many registers: 120 of them on AMD, where shared memory decides what is resident; 128 on
+// NVIDIA.
 #if GPU_HIP
   #define MLA_BOUNDS GPU_BOUNDS(MLA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
 #else
@@ -142,7 +145,8 @@ template <int ROWS> GPU_KERNEL MLA_BOUNDS k_mla_absorb(mla_args a, mla_chunk k) 
             uint32_t piece = a.nope - d0 < MLA_Q_PIECE ? a.nope - d0 : (uint32_t)MLA_Q_PIECE;
             gpu_sync();
             for (uint32_t i = 0; i < ROWS; i++)
-                for (uint32_t d = gpu_tid(); d < piece; d += gpu_nt()) sh.q[i][d] = i < rows ? q[i * q_step + d0 + d] : 0.0f;
+                for (uint32_t d = gpu_tid(); d < piece; d += gpu_nt())
+                    sh.q[i][d] = i < rows ? q[i * q_step + d0 + d] : 0.0f;
             gpu_sync();
             if (mine < whole)
                 for (uint32_t d = wave % 4; d < piece; d += 4)
@@ -172,14 +176,16 @@ template <int ROWS> GPU_KERNEL MLA_BOUNDS k_mla_absorb(mla_args a, mla_chunk k) 
             }
             query[i * out_step + col] = k_sum4(p[0], p[1], p[2], p[3]);
         }
-        for (uint32_t x = gpu_tid(); x < a.extra; x += gpu_nt()) query[i * out_step + a.rank + x] = q[i * q_step + a.nope + x];
+        for (uint32_t x = gpu_tid(); x < a.extra; x += gpu_nt())
+            query[i * out_step + a.rank + x] = q[i * q_step + a.nope + x];
     }
 }
 
 // ---------------------------------------------------------------- softmax of one block, by one wave
 // Scores e[i * step], i < count, become exp(score - m).
 GPU_DEV void mla_softmax(float *e, uint32_t step, uint32_t count, float *m_out, float *l_out) {
-    // Not from e[0], which lane 0 overwrites: a shuffle orders no memory.  With a NaN among the scores every result is NaN anyway.
+    // Not from e[0], which lane 0 overwrites: a shuffle orders no memory.  With a NaN among the scores every result is
+    // NaN anyway.
     float m = gpu_as_f32(0xff800000u), s = 0.0f;
     for (uint32_t i = gpu_lane(); i < count; i += GPU_WAVE) m = e[i * step] > m ? e[i * step] : m;
     m = gpu_wave_max(m);
@@ -267,7 +273,8 @@ GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_attend_generic(mla_args a, m
             for (uint32_t i = 0; i < count; i += 4) {
                 GPU_UNROLL
                 for (uint32_t r = 0; r < 4; r++)
-                    if (i + r < count) p[r] = gpu_fma(sh.e[i + r], mla_row_get(a, rows + (size_t)(i + r) * width + col), p[r]);
+                    if (i + r < count)
+                        p[r] = gpu_fma(sh.e[i + r], mla_row_get(a, rows + (size_t)(i + r) * width + col), p[r]);
             }
             float sum = k_sum4(p[0], p[1], p[2], p[3]), *at = out.a + to * a.rank + col;
             *at = fresh ? sum : gpu_fma(*at, s.f, sum * s.f_b);
@@ -302,7 +309,8 @@ struct mla_tuned_shared {
 };
 static_assert(sizeof(mla_tuned_shared) <= 48 << 10, "shared memory");
 
-// Butterfly sums of 16 values a lane at once: lanes 2 i and 2 i + 1 get the sum of v[i].  Adds in the order of gpu_wave_sum.
+// Butterfly sums of 16 values a lane at once: lanes 2 i and 2 i + 1 get the sum of v[i].  Adds in the order of
+// gpu_wave_sum.
 GPU_DEV float mla_sum_transposed(float (&v)[16]) {
     GPU_UNROLL
     for (int m = 16; m > 1; m >>= 1) {
@@ -350,10 +358,10 @@ GPU_DEV float mla_tile_scores(const float (&q)[4][2 * MLA_LANE_WORDS], const mla
     return mla_sum_transposed(acc);
 }
 
-// Scores of a key block to sh.e.  Waves: 4 groups of 4 heads, 2 halves of a tile.  The query is read again for each block: its
-// registers are needed for the sums.
-GPU_DEV void mla_block_scores(mla_tuned_shared &sh, const float *query, uint32_t heads, const gpu_bf16 *rows, uint32_t count,
-                              float scale) {
+// Scores of a key block to sh.e.  Waves: 4 groups of 4 heads, 2 halves of a tile.  The query is read again for each
+// block: its registers are needed for the sums.
+GPU_DEV void mla_block_scores(mla_tuned_shared &sh, const float *query, uint32_t heads, const gpu_bf16 *rows,
+                              uint32_t count, float scale) {
     uint32_t wave = mla_uniform(gpu_wave()), head0 = wave % 4 * 4, head = head0 + gpu_lane() / 8;
     float q[4][2 * MLA_LANE_WORDS];
     GPU_UNROLL
@@ -461,7 +469,8 @@ GPU_KERNEL MLA_BOUNDS k_mla_attend_tuned(mla_args a, mla_chunk k) {
     }
 }
 
-// ---------------------------------------------------------------- split form: parts into the running sums, a block a (head, row)
+// ---------------------------------------------------------------- split form: parts into the running sums, a block a
+// (head, row)
 struct mla_merge_shared {
     float m, l, f[MLA_PARTS], f_b[MLA_PARTS];
 };
@@ -493,7 +502,8 @@ GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_merge(mla_args a, mla_chunk 
     }
 }
 
-// ---------------------------------------------------------------- value product and gate: a block for a head and some rows
+// ---------------------------------------------------------------- value product and gate: a block for a head and some
+// rows
 enum { MLA_VALUE_ROWS = 8, MLA_VALUE_FLOATS = MLA_MAX_RANK };
 struct mla_value_shared {
     float lat[MLA_VALUE_FLOATS];
@@ -501,7 +511,8 @@ struct mla_value_shared {
 static_assert(sizeof(mla_value_shared) <= 48 << 10, "shared memory");
 GPU_KERNEL GPU_BOUNDS(MLA_THREADS, 2) k_mla_value(mla_args a, mla_chunk k, uint32_t rows_each) {
     GPU_SHARED(mla_value_shared, sh);
-    uint32_t head = gpu_bx(), row0 = gpu_by() * rows_each, rows = k.count - row0 < rows_each ? k.count - row0 : rows_each;
+    uint32_t head = gpu_bx(), row0 = gpu_by() * rows_each,
+             rows = k.count - row0 < rows_each ? k.count - row0 : rows_each;
     for (uint32_t i = 0; i < rows; i++) {
         size_t at = (size_t)(row0 + i) * a.heads + head;
         float l = k.run.l[at];
@@ -557,7 +568,8 @@ static inline void mla_attend(gpuStream_t stream, const mla_args *args, const ml
     mla_chunk k = *chunk;
     uint32_t items = k.split ? k.count * k.blocks : k.count;
     if (mla_tuned(args))
-        GPU_LAUNCH(k_mla_attend_tuned, gpuDim3(k_ceil_div(a.heads, MLA_HEADS), items), gpuDim3(MLA_THREADS), stream, a, k);
+        GPU_LAUNCH(k_mla_attend_tuned, gpuDim3(k_ceil_div(a.heads, MLA_HEADS), items), gpuDim3(MLA_THREADS), stream, a,
+                   k);
     else GPU_LAUNCH(k_mla_attend_generic, gpuDim3(a.heads, items), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
 }
 
@@ -578,7 +590,8 @@ static inline void k_mla_range(gpuStream_t stream, const mla_args *args) {
     mla_args a = *args;
     if (a.n == 0 || a.heads == 0) return;
     GPU_LAUNCH(k_mla_rows, gpuDim3(a.n), gpuDim3(MLA_ROW_THREADS), stream, a);
-    uint32_t value_rows = MLA_VALUE_FLOATS / a.rank < MLA_VALUE_ROWS ? MLA_VALUE_FLOATS / a.rank : (uint32_t)MLA_VALUE_ROWS;
+    uint32_t value_rows =
+        MLA_VALUE_FLOATS / a.rank < MLA_VALUE_ROWS ? MLA_VALUE_FLOATS / a.rank : (uint32_t)MLA_VALUE_ROWS;
     for (uint32_t first = 0; first < a.n; first += MLA_ROWS) {
         mla_chunk k = mla_chunk_of(args, first);
         if (k.count < 4)
