@@ -138,9 +138,13 @@ void device_free(gpu_backend *g, void *p) {
     (void)gpu_ok(g, gpuFree(p), "release");
 }
 
+// Small pinned allocations share pages at any alignment (seen with CUDA 13); whole huge pages do not.
+constexpr size_t PINNED_UNIT = (size_t)2 << 20;
+
 void *pinned_new(size_t bytes) {
     void *p = nullptr;
-    if (gpuHostAllocMapped(&p, bytes ? bytes : 1) != gpuSuccess) {
+    size_t whole = (bytes / PINNED_UNIT + 1) * PINNED_UNIT;
+    if (bytes > SIZE_MAX - PINNED_UNIT || gpuHostAllocMapped(&p, whole) != gpuSuccess) {
         (void)gpuGetLastError();
         return nullptr;
     }

@@ -1,9 +1,8 @@
 // k_experts.h - routed MXFP4 experts on the slot layout: input quantisation, gate and up with SITU, down, weighted sum
 // and norm, and the re-tiling of raw expert bytes into a slot.
 //
-// Work: an item is up to EXPERT_ROWS rows of one expert; a block of 4 waves takes one item through one tile of 32
-// weight rows
-//   (gate and up: a tile of each).  Lane = weight row, wave = group % 4 = partial sum; a 16-byte piece of weights
+// Work: an item is up to EXPERT_ROWS rows of one expert; a block of 4 waves takes one item through a tile of 32 weight
+//   rows (gate and up: a tile of each).  Lane = weight row, wave = group % 4 = partial sum; a 16-byte piece of weights
 //   serves every row of the item.  Blocks of the same tile are neighbours in the grid, so that items of one expert
 //   share its bytes in cache.
 // Quantised inputs are kept in the order of mx_place(), which differs by target; nothing outside this file reads them.

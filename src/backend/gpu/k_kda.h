@@ -1,11 +1,10 @@
 // k_kda.h - KDA over a range of tokens in one launch: convolution, norms, gates, recurrence, output norm and gate.
 //
-// A block owns a head.  It takes the tokens in chunks: the convolution outputs, norms and gates of a chunk are made by
-// all
-//   threads together, then the recurrence walks the chunk without a block barrier, then the outputs are normed.
+// Work: a block owns a head.  It takes the tokens in chunks: the convolution outputs, norms and gates of a chunk are
+//   made by all threads together, then the recurrence walks the chunk without a block barrier, then the outputs are
+//   normed.
 // State: in the tuned form (KDA_DIM) thread (group of columns, r) keeps S[key = 4 j + r][its columns] in registers for
-// the whole
-//   range; the lanes r = 0..3 hold the four partial sums of col4.  The generic form keeps it in state_out.
+//   the whole range; the lanes r = 0..3 hold the four partial sums of col4.  The generic form keeps it in state_out.
 // Owns: nothing.  Bits: docs/numerics.md, section 4; the oracle is src/backend/cpu/cpu_kda.c.
 // Errors: none here; kda_fits() says what the launcher takes.
 #pragma once
@@ -58,8 +57,7 @@ typedef struct kda_chunk {
     uint32_t row;
 } kda_chunk;
 
-// The tuned form keeps the elements 4 j + r of a row together, by r, so that a thread reads its keys 16 bytes at a
-// time.
+// The tuned form keeps the elements 4 j + r of a row together, by r: a thread reads its keys 16 bytes at a time.
 enum { KDA_PLANE = KDA_DIM / 4 + 4 };
 template <bool TUNED> GPU_DEV uint32_t kda_at(uint32_t i) { return TUNED ? i % 4 * KDA_PLANE + i / 4 : i; }
 

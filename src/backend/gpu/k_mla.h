@@ -2,14 +2,13 @@
 // keys, their merge in ascending order, value product and gate.
 //
 // Work: a block of keys of one row gives (m, l, a[rank]) a head.  Split form (few rows): blocks of keys are independent
-// work
-//   items that leave their parts in scratch, and k_mla_merge takes them in ascending order.  Fused form (many rows): a
-//   block of threads walks the key blocks of its row and merges as it goes.  Both compute the same operations in the
-//   same order.
-// Scratch: mla_scratch_bytes(), pure, independent of the context: rows go in chunks of MLA_ROWS, key blocks in
-// launches. The tuned kernel (rank 512, extra 64, bf16 rows) holds 4 heads of a query in registers and meets each
-// cached row with 16 heads; the generic one takes any shape, and f32 rows. Owns: nothing.  Bits: docs/numerics.md,
-// section 4; the oracle is src/backend/cpu/cpu_mla.c.
+//   work items that leave their parts in scratch, and k_mla_merge takes them in ascending order.  Fused form (many
+//   rows): a block of threads walks the key blocks of its row and merges as it goes.  Both compute the same operations
+//   in the same order.
+// Scratch: mla_scratch_bytes(), pure, independent of the context: rows go in chunks of MLA_ROWS, key blocks in pieces.
+// Shapes: the tuned kernel (rank 512, extra 64, bf16 rows) holds 4 heads of a query in registers and meets each cached
+//   row with 16 heads; the generic one takes any shape, and f32 rows.
+// Owns: nothing.  Bits: docs/numerics.md, section 4; the oracle is src/backend/cpu/cpu_mla.c.
 #pragma once
 #include "backend/gpu/k_common.h"
 
@@ -21,7 +20,7 @@
   #define MLA_PARTS 128         // (row, key block) items of a split launch; at least MLA_SPLIT_ROWS
 #endif
 #ifndef MLA_LAUNCH_ITEMS
-#define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused launch, so that none runs for long; at least MLA_ROWS
+  #define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused launch, so that none is long; at least MLA_ROWS
 #endif
 enum {
     MLA_KEYS = 256,        // keys of a block
@@ -469,8 +468,8 @@ GPU_KERNEL MLA_BOUNDS k_mla_attend_tuned(mla_args a, mla_chunk k) {
     }
 }
 
-// ---------------------------------------------------------------- split form: parts into the running sums, a block a
-// (head, row)
+// ---------------------------------------------------------------- split form: parts into the running sums
+// A block for a head and a row.
 struct mla_merge_shared {
     float m, l, f[MLA_PARTS], f_b[MLA_PARTS];
 };
@@ -502,8 +501,8 @@ GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_merge(mla_args a, mla_chunk 
     }
 }
 
-// ---------------------------------------------------------------- value product and gate: a block for a head and some
-// rows
+// ---------------------------------------------------------------- value product and gate
+// A block for a head and some rows.
 enum { MLA_VALUE_ROWS = 8, MLA_VALUE_FLOATS = MLA_MAX_RANK };
 struct mla_value_shared {
     float lat[MLA_VALUE_FLOATS];
