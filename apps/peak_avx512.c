@@ -7,7 +7,13 @@
 
 enum { CHAINS = 16, PREFETCH = 4096 };
 
-static uint64_t fold(__m512i v) { return (uint64_t)_mm512_reduce_add_epi64(v); }
+/* Not _mm512_reduce_add_epi64: GCC's adds signed numbers, which may overflow. */
+static uint64_t fold(__m512i v) {
+    uint64_t part[8], sum = 0;
+    _mm512_storeu_si512(part, v);
+    for (int i = 0; i < 8; i++) sum += part[i];
+    return sum;
+}
 
 static uint64_t avx512_read(const void *p, size_t bytes) {
     const uint8_t *at = p;
