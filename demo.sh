@@ -6,7 +6,7 @@
 #
 # Works from any folder; relative paths in the arguments mean the folder it was called from.
 set -euo pipefail
-root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+root="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" # also when called through a link
 
 # Standard output belongs to the reply alone.
 "$root/tools/install_deps.sh" >&2

@@ -4,7 +4,7 @@
 # The last line is "N passed, N failed"; the exit status is 0 only when nothing failed.  A build that fails and a
 # violated dependency order count as one failure.
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" # also when called through a link
 
 step() {
     if ! "$@" 2>&1; then

@@ -19,6 +19,7 @@
 #include "base/json.h"
 #include "bench.h"
 #include "command.h"
+#include "interrupt.h"
 #include "io/file.h"
 #include "quality_set.h"
 #include "session/text_model.h"
@@ -341,11 +342,13 @@ static ms_status prepare(quality_run *r, const char *model, ms_error *err) {
 
 static ms_status save(const quality_run *r, ms_error *err) {
     if (r->recorded.failed) return ms_fail_memory(err, "recorded set", r->recorded.len);
+    ms_interrupt_watch(); /* until here a signal ended the program; the file is written whole */
     ms_file_writer *w = NULL;
-    MS_TRY(ms_file_writer_open(&w, r->flags->set, true, err));
-    ms_status st = ms_file_writer_write(w, r->recorded.data, r->recorded.len, err);
-    if (st == MS_OK) return ms_file_writer_commit(w, err);
-    ms_file_writer_abort(w);
+    ms_status st = ms_file_writer_open(&w, r->flags->set, true, err);
+    if (st == MS_OK) st = ms_file_writer_write(w, r->recorded.data, r->recorded.len, err);
+    if (st == MS_OK) st = ms_file_writer_commit(w, err);
+    else ms_file_writer_abort(w);
+    ms_interrupt_unwatch();
     return st;
 }
 

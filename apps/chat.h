@@ -35,6 +35,7 @@ typedef struct chat {
     ms_stop_strings stops;
     uint64_t max_tokens;
     double load_seconds;
+    bool interactive;  /* someone types: an interrupt ends a turn; else it ends the program */
     ms_text system;     /* first message of every conversation; empty: none */
     ms_text last_user;  /* last message that was sent */
     bool last_accepted; /* it is part of the conversation */
@@ -55,6 +56,10 @@ int chat_fail(chat *c, const ms_error *err);
 /* One line on standard error. */
 void chat_note(chat *c, const char *fmt, ...) MS_PRINTF(2, 3);
 bool chat_wants_bar(const chat_options *o);
+/* Refuses targets of --save and --history that could not be written in the end; nothing stays on the disk. */
+ms_status chat_check_targets(chat *c, ms_error *err);
+/* From here on signals cancel the session; where an interrupt ends the program, one that came before does too. */
+void chat_begin_work(chat *c);
 /* A new conversation with the system message. */
 ms_status chat_restart(chat *c, ms_error *err);
 /* The message of --prompt, --prompt-file or --stdin. */
@@ -80,6 +85,8 @@ typedef struct chat_request {
 } chat_request;
 ms_status chat_request_open(chat_request *r, chat *c, const char *path, ms_error *err);
 void chat_request_close(chat_request *r);
+/* The prompt of a request file; errors name it. */
+ms_status chat_request_prompt(chat *c, const char *path, ms_prompt *out, ms_error *err);
 
 /* chat_text.c: --tokenize, --detokenize and --render-only. */
 int chat_text_only(chat *c);

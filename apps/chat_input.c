@@ -35,12 +35,17 @@ struct chat_input {
     size_t at, filled;
 };
 
+/* CHAT_READ_LINE: no signal. */
+static chat_read take_signal(void) {
+    if (chat_signals_terminated()) return CHAT_READ_TERMINATE;
+    return chat_signals_take_interrupts() ? CHAT_READ_INTERRUPT : CHAT_READ_LINE;
+}
+
 /* Waits until standard input is readable; anything but CHAT_READ_LINE is an event, and comes first. */
 static chat_read wait_for_input(void) {
     for (bool ready = false;;) {
-        if (chat_signals_terminated()) return CHAT_READ_TERMINATE;
-        if (chat_signals_take_interrupts()) return CHAT_READ_INTERRUPT;
-        if (ready) return CHAT_READ_LINE;
+        chat_read event = take_signal();
+        if (event != CHAT_READ_LINE || ready) return event;
         struct pollfd fds[2] = {{.fd = STDIN_FILENO, .events = POLLIN}, {.fd = chat_signals_fd(), .events = POLLIN}};
         if (poll(fds, 2, -1) < 0 && errno != EINTR) return CHAT_READ_FAILED;
         if (fds[1].revents) chat_signals_drain();
@@ -58,7 +63,9 @@ static chat_read fill(chat_input *in) {
         if (n < 0) return CHAT_READ_FAILED;
         in->at = 0;
         in->filled = (size_t)n;
-        return n ? CHAT_READ_LINE : CHAT_READ_END;
+        if (n) return CHAT_READ_LINE;
+        event = take_signal(); /* what ended the writer may have been meant for this program too */
+        return event == CHAT_READ_LINE ? CHAT_READ_END : event;
     }
 }
 
@@ -126,13 +133,45 @@ static unsigned char on_paste(EditLine *editor, int key) {
     return CC_REFRESH;
 }
 
+/* A file that does not exist yet needs its folder. */
+static ms_status check_folder(const char *path, ms_error *err) {
+    const char *slash = strrchr(path, '/');
+    if (slash && !slash[1]) return ms_fail(err, MS_ERR_IO, "--history: %s: expected a file name", path);
+    char *folder = !slash ? strdup(".") : slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+    if (!folder) return ms_fail_memory(err, "a path", strlen(path));
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int cause = errno;
+    free(folder);
+    if (fd < 0) return ms_fail_errno(err, MS_ERR_IO, cause, "--history: %s: open its folder", path);
+    (void)close(fd);
+    return MS_OK;
+}
+
+static ms_status check_regular(const char *path, int fd, ms_error *err) {
+    struct stat st;
+    if (fstat(fd, &st) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "--history: %s", path);
+    return S_ISREG(st.st_mode) ? MS_OK : ms_fail(err, MS_ERR_IO, "--history: %s: expected a regular file", path);
+}
+
+ms_status chat_input_check_history(const char *path, ms_error *err) {
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY);
+    if (fd < 0 && errno == ENOENT) return check_folder(path, err);
+    if (fd < 0 && errno == ELOOP) return ms_fail(err, MS_ERR_IO, "--history: %s: is a symbolic link; refused", path);
+    if (fd < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "--history: %s", path);
+    ms_status status = check_regular(path, fd, err);
+    (void)close(fd);
+    return status;
+}
+
 static ms_status open_history(chat_input *in, ms_error *err) {
     HistEvent ev;
     in->history = history_init();
     if (!in->history) return ms_fail_memory(err, "the line history", 0);
     (void)history(in->history, &ev, H_SETSIZE, HISTORY_LINES);
     (void)history(in->history, &ev, H_SETUNIQUE, 1);
-    if (!in->history_path || access(in->history_path, F_OK) != 0) return MS_OK;
+    if (!in->history_path) return MS_OK;
+    MS_TRY(chat_input_check_history(in->history_path, err)); /* again: loading the model took its time */
+    if (access(in->history_path, F_OK) != 0) return MS_OK;
     if (history(in->history, &ev, H_LOAD, in->history_path) >= 0) return MS_OK;
     struct stat st;
     if (stat(in->history_path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0) return MS_OK;
@@ -187,7 +226,8 @@ static chat_read edited_line(chat_input *in, ms_text *line, ms_error *err) {
 
 /* ------------------------------------------------------------------ pipe */
 
-static chat_read piped_line(chat_input *in, ms_text *line, ms_error *err) {
+/* Up to the end of a line or of the input. */
+static chat_read raw_line(chat_input *in, ms_text *line, ms_error *err) {
     bool any = false;
     for (;;) {
         if (in->at == in->filled) {
@@ -210,6 +250,14 @@ static chat_read piped_line(chat_input *in, ms_text *line, ms_error *err) {
     }
 }
 
+/* Many lines may come from one read: signals are looked for at each. */
+static chat_read piped_line(chat_input *in, ms_text *line, ms_error *err) {
+    chat_read event = raw_line(in, line, err);
+    if (event != CHAT_READ_LINE) return event;
+    if (line->len && !line->failed && line->data[line->len - 1] == '\r') line->len--;
+    return take_signal();
+}
+
 /* ------------------------------------------------------------------ interface */
 
 ms_status chat_input_open(chat_input **out, const char *history_path, bool styled, ms_error *err) {
@@ -230,11 +278,16 @@ ms_status chat_input_open(chat_input **out, const char *history_path, bool style
 }
 
 static ms_status save_history(const chat_input *in, ms_error *err) {
-    int fd = open(in->history_path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
-    FILE *file = fd >= 0 && fchmod(fd, 0600) == 0 ? fdopen(fd, "w") : NULL;
+    int fd = open(in->history_path, O_WRONLY | O_CREAT | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY, 0600);
+    if (fd < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "--history: %s", in->history_path);
+    ms_status status = check_regular(in->history_path, fd, err);
+    FILE *file = NULL;
+    if (status == MS_OK) {
+        file = fchmod(fd, 0600) == 0 && ftruncate(fd, 0) == 0 ? fdopen(fd, "w") : NULL;
+        if (!file) status = ms_fail_errno(err, MS_ERR_IO, errno, "--history: %s", in->history_path);
+    }
     if (!file) {
-        ms_status status = ms_fail_errno(err, MS_ERR_IO, errno, "--history: %s", in->history_path);
-        if (fd >= 0) (void)close(fd);
+        (void)close(fd);
         return status;
     }
     HistEvent ev;

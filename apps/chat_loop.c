@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "chat.h"
 #include "chat_input.h"
@@ -12,7 +13,7 @@ typedef struct loop {
     chat *c;
     chat_input *in;
     ms_text line, message;
-    bool leave, failed;
+    bool leave, ended, failed; /* ended: the input is at its end */
     int code; /* with leave: ends the program with it unless it is 0 */
 } loop;
 
@@ -24,11 +25,12 @@ static bool ask_line(loop *l, const char *prompt) {
     chat_signals_phase(CHAT_PROMPT, NULL);
     chat_read r = chat_input_line(l->in, prompt, &l->line, &err);
     if (r == CHAT_READ_LINE) return true;
-    if (r == CHAT_READ_INTERRUPT && !chat_signals_insistent()) {
+    if (r == CHAT_READ_INTERRUPT && l->c->interactive && !chat_signals_insistent()) {
         if (chat_input_is_terminal(l->in)) chat_note(l->c, "(again to leave)");
         return false;
     }
     l->leave = true;
+    l->ended = r == CHAT_READ_END;
     if (r == CHAT_READ_TERMINATE)
         l->code = CHAT_TERMINATED;
     else if (r == CHAT_READ_INTERRUPT)
@@ -46,6 +48,14 @@ static void outcome(loop *l, int code) {
     } else if (code != CHAT_OK) {
         l->failed = true;
     }
+}
+
+/* Input that ends in the middle of an entry: a pipe had nothing more to say, someone typing gave it up. */
+static bool ends_entry(const loop *l) { return l->ended && !l->c->interactive; }
+
+/* A command that cannot be obeyed as it stands.  Someone typing sees it and goes on; a script has failed. */
+static void mistyped(loop *l) {
+    if (!l->c->interactive) l->failed = true;
 }
 
 static void complain(loop *l, const ms_error *err) { outcome(l, chat_fail(l->c, err)); }
@@ -87,7 +97,7 @@ static void cmd_system(loop *l, const char *arg) {
     chat *c = l->c;
     if (ms_conversation_system(&c->conversation, arg, strlen(arg), &err) != MS_OK) {
         chat_note(c, "%s; /reset starts a new conversation", err.message);
-        l->failed = true;
+        mistyped(l);
         return;
     }
     ms_text_free(&c->system);
@@ -116,7 +126,7 @@ static void cmd_effort(loop *l, const char *arg) {
         return;
     }
     chat_note(l->c, "/effort: expected low, medium, high or max, found \"%.80s\"", arg);
-    l->failed = true;
+    mistyped(l);
 }
 
 static void cmd_think(loop *l, const char *arg) {
@@ -144,14 +154,16 @@ static void cmd_read(loop *l, const char *arg) {
 static void cmd_multi(loop *l, const char *arg) {
     (void)arg;
     ms_text text = {0};
-    bool lines = false;
-    while (ask_line(l, ". ") && strcmp(l->line.data, ".") != 0) {
+    bool lines = false, complete = false;
+    while (ask_line(l, ". ")) {
+        complete = strcmp(l->line.data, ".") == 0;
+        if (complete) break;
         if (lines) ms_text_puts(&text, "\n");
         ms_text_append(&text, l->line.data, l->line.len);
         lines = true;
     }
-    bool dropped = l->leave || strcmp(l->line.data ? l->line.data : "", ".") != 0;
-    if (!dropped && !text.failed && text.len) send_message(l, text.data, text.len);
+    complete = complete || ends_entry(l);
+    if (complete && !text.failed && text.len) send_message(l, text.data, text.len);
     ms_text_free(&text);
 }
 
@@ -208,7 +220,7 @@ static void cmd_max(loop *l, const char *arg) {
     ms_error err;
     if (ms_option_parse_u64(&l->c->max_tokens, "/max", arg, 1, 1048576, &err) != MS_OK) {
         chat_note(l->c, "%s", err.message);
-        l->failed = true;
+        mistyped(l);
     }
 }
 
@@ -222,7 +234,7 @@ static const command commands[] = {
     {"help", NULL, cmd_help, "this list"},
     {"quit", NULL, cmd_quit, "leave"},
     {"exit", NULL, cmd_quit, "leave"},
-    {"save", "FILE", cmd_save, "write the exact state to a file"},
+    {"save", "FILE", cmd_save, "write the exact state to a file; replaces one only with --force"},
     {"load", "FILE", cmd_load, "continue from a state file; replaces the conversation"},
     {"reset", NULL, cmd_reset, "start a new conversation; the expert cache stays"},
     {"system", "TEXT", cmd_system, "system message, before the first turn"},
@@ -260,13 +272,13 @@ static void run_command(loop *l, const char *line) {
     }
     if (!found) {
         chat_note(l->c, "unknown command /%.60s; /help lists them", name);
-        l->failed = true;
+        mistyped(l);
     } else if (found->arg && !*arg) {
         chat_note(l->c, "/%s needs %s", name, found->arg);
-        l->failed = true;
+        mistyped(l);
     } else if (!found->arg && *arg) {
         chat_note(l->c, "/%s takes nothing after it, found \"%.80s\"", name, arg);
-        l->failed = true;
+        mistyped(l);
     } else {
         found->run(l, arg);
     }
@@ -280,7 +292,11 @@ static void one_entry(loop *l) {
     l->message.len = 0;
     const char *prompt = "> ";
     for (;;) {
-        if (!ask_line(l, prompt)) return;
+        if (!ask_line(l, prompt)) {
+            if (!l->message.len || !ends_entry(l)) return;
+            l->message.len--; /* the newline, which nothing followed */
+            break;
+        }
         bool first = !l->message.len, command_line = first && l->line.data[0] == '/' && l->line.data[1] != '/';
         if (command_line) {
             run_command(l, l->line.data + 1);
@@ -299,6 +315,7 @@ static void one_entry(loop *l) {
 int chat_loop(chat *c) {
     loop l = {.c = c};
     ms_error err;
+    c->interactive = isatty(STDIN_FILENO) == 1;
     if (chat_input_open(&l.in, c->o->history, c->err.styled, &err) != MS_OK) return chat_fail(c, &err);
     if (chat_input_is_terminal(l.in) && !c->o->quiet) chat_note(c, "/help lists the commands");
     if (!chat_input_is_terminal(l.in) && c->o->history)

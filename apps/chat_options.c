@@ -4,7 +4,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 const char *const chat_efforts[] = {"low", "medium", "high", "max", NULL};
 static const char *const when_bar[] = {"auto", "on", "off", NULL};
@@ -237,8 +236,10 @@ static ms_status check(const ms_option_set *set, const ms_option_result *r, chat
     if (o->render_only && !chat_options_one_shot(o)) {
         return ms_fail(err, MS_ERR_USAGE, "--render-only needs --prompt, --prompt-file, --stdin or --messages");
     }
-    if (o->save && !o->force && access(o->save, F_OK) == 0) {
-        return ms_fail(err, MS_ERR_USAGE, "--save: %s exists; --force lets it be replaced", o->save);
+    const char *const files[][2] = {{"save", o->save}, {"load", o->load}, {"history", o->history}};
+    for (size_t i = 0; i < COUNT(files); i++) {
+        if (!files[i][1] || *files[i][1]) continue;
+        return ms_fail(err, MS_ERR_USAGE, "--%s: expected a file name, found an empty string", files[i][0]);
     }
     o->max_tokens_given = ms_options_given(set, r, "max-tokens");
     o->temperature_given = ms_options_given(set, r, "temperature");
@@ -255,9 +256,7 @@ static size_t engine_options(ms_option *to, size_t room) {
     size_t n = ms_model_option_count < room ? ms_model_option_count : room;
     for (size_t i = 0; i < n; i++) {
         to[i] = ms_model_option_table[i];
-        if (strcmp(to[i].name, "context") != 0) continue;
-        to[i].min = 64;
-        to[i].env = "MOONSHINE_CONTEXT";
+        if (strcmp(to[i].name, "context") == 0) to[i].min = 64;
     }
     return n;
 }

@@ -156,3 +156,11 @@ void chat_request_close(chat_request *r) {
     ms_text_free(&r->file);
     *r = (chat_request){0};
 }
+
+ms_status chat_request_prompt(chat *c, const char *path, ms_prompt *out, ms_error *err) {
+    chat_request r;
+    MS_TRY(chat_request_open(&r, c, path, err));
+    ms_status status = ms_conversation_request(&c->conversation, ms_json_root(r.doc), out, err);
+    chat_request_close(&r);
+    return status == MS_OK ? MS_OK : ms_error_context(err, "%s", path);
+}

@@ -3,14 +3,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "chat_input.h"
 #include "chat_signals.h"
 #include "io/file.h"
 
@@ -79,6 +82,30 @@ ms_status chat_read_prompt(const chat_options *o, ms_text *out, ms_error *err) {
     if (o->prompt_file) return chat_read_file(o->prompt_file, out, err);
     ms_text_puts(out, o->prompt);
     return out->failed ? ms_fail_memory(err, "the prompt", strlen(o->prompt)) : MS_OK;
+}
+
+/* Opens the file as the end will and takes it back.  A signal that ends the program waits for that. */
+static ms_status try_save(const chat_options *o, ms_error *err) {
+    struct stat st;
+    if (!o->force && lstat(o->save, &st) == 0 && S_ISREG(st.st_mode)) {
+        return ms_fail(err, MS_ERR_IO, "--save: %s exists; --force lets it be replaced", o->save);
+    }
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    (void)sigprocmask(SIG_BLOCK, &all, &before);
+    ms_file_writer *w;
+    ms_status status = ms_file_writer_open(&w, o->save, o->force, err);
+    if (status == MS_OK) ms_file_writer_abort(w);
+    (void)sigprocmask(SIG_SETMASK, &before, NULL);
+    if (status == MS_OK) return MS_OK;
+    if (status == MS_ERR_USAGE) err->code = MS_ERR_IO; /* "folder/" is a target that cannot be, like any other */
+    return ms_error_context(err, "--save");
+}
+
+ms_status chat_check_targets(chat *c, ms_error *err) {
+    const chat_options *o = c->o;
+    if (o->save) MS_TRY(try_save(o, err));
+    return o->history && !chat_options_one_shot(o) ? chat_input_check_history(o->history, err) : MS_OK;
 }
 
 /* ------------------------------------------------------------------ text side */
@@ -189,11 +216,24 @@ ms_status chat_open_engine(chat *c, ms_error *err) {
     return o->load ? chat_load(c, o->load, err) : MS_OK;
 }
 
+/* A failed import leaves the session as it was, or empty when the file changed while it was read.  The conversation's
+ * ids are known in either case, also those that came from a state file. */
+static ms_status load_failed(chat *c, uint64_t before, const ms_error *err) {
+    if (ms_session_position(c->session) == before) return err->code;
+    ms_timeline_forget(&c->timeline);
+    if (c->conversation.ids.count) {
+        chat_note(c, "the conversation stays; its %zu tokens are evaluated again with the next turn",
+                  c->conversation.ids.count);
+    }
+    return err->code;
+}
+
 ms_status chat_load(chat *c, const char *path, ms_error *err) {
-    MS_TRY(ms_session_import(c->session, path, err));
+    uint64_t position = ms_session_position(c->session);
+    if (ms_session_import(c->session, path, err) != MS_OK) return load_failed(c, position, err);
     ms_timeline_forget(&c->timeline);
     size_t closed = 0;
-    uint64_t position = ms_session_position(c->session);
+    position = ms_session_position(c->session);
     MS_TRY(ms_conversation_continue(&c->conversation, ms_session_tokens(c->session), (size_t)position, &closed, err));
     ms_text_free(&c->last_user);
     c->last_accepted = false;
@@ -204,9 +244,15 @@ ms_status chat_load(chat *c, const char *path, ms_error *err) {
     return MS_OK;
 }
 
-ms_status chat_save(chat *c, const char *path, bool replace, ms_error *err) {
+void chat_begin_work(chat *c) {
     ms_session_clear_cancel(c->session);
+    if (c->interactive) (void)chat_signals_take_interrupts();
     chat_signals_phase(CHAT_TURN, c->session);
+    if (!c->interactive && chat_signals_interrupted()) ms_session_cancel(c->session);
+}
+
+ms_status chat_save(chat *c, const char *path, bool replace, ms_error *err) {
+    chat_begin_work(c);
     ms_status status = ms_timeline_settle(&c->timeline, &c->conversation.ids, err);
     chat_signals_phase(CHAT_WRITING, NULL);
     if (status == MS_OK) status = ms_session_export(c->session, path, replace, err);

@@ -65,6 +65,8 @@ int chat_signals_take_interrupts(void) {
     return n;
 }
 
+bool chat_signals_interrupted(void) { return interrupts != 0; }
+
 bool chat_signals_insistent(void) { return insistent != 0; }
 
 int chat_signals_fd(void) { return wake[0]; }

@@ -5,6 +5,8 @@
  *   turn       both cancel the session; a second SIGINT within two seconds ends the program at once
  *   writing    both are only remembered: a state file is written whole
  *
+ * What is remembered or cancelled ends the program with 130 or 143, except SIGINT where someone types (chat.h).
+ *
  * SIGPIPE is ignored: a closed output shows as a failed write.
  */
 #ifndef MS_APPS_CHAT_SIGNALS_H
@@ -20,6 +22,8 @@ void chat_signals_phase(chat_phase phase, ms_session *session);
 bool chat_signals_terminated(void);
 /* Interrupts since the last call. */
 int chat_signals_take_interrupts(void);
+/* There are some. */
+bool chat_signals_interrupted(void);
 /* Two interrupts came within two seconds. */
 bool chat_signals_insistent(void);
 /* Readable when a signal came; chat_signals_drain empties it. */

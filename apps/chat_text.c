@@ -74,13 +74,7 @@ static ms_status detokenize(chat *c, ms_error *err) {
 }
 
 static ms_status prompt(chat *c, ms_prompt *p, ms_error *err) {
-    if (c->o->messages) {
-        chat_request r;
-        MS_TRY(chat_request_open(&r, c, c->o->messages, err));
-        ms_status status = ms_conversation_request(&c->conversation, ms_json_root(r.doc), p, err);
-        chat_request_close(&r);
-        return status;
-    }
+    if (c->o->messages) return chat_request_prompt(c, c->o->messages, p, err);
     ms_text text = {0};
     ms_status status = chat_read_prompt(c->o, &text, err);
     if (status == MS_OK) status = ms_conversation_user(&c->conversation, text.data ? text.data : "", text.len, p, err);

@@ -85,7 +85,9 @@ static ms_status keep(chat *c, const ms_prompt *p, const ms_turn_result *r, size
 static int interrupted(chat *c, const ms_turn_result *r) {
     if (chat_signals_terminated()) return CHAT_TERMINATED;
     if (r->replied) {
-        chat_note(c, "interrupted: %zu tokens of the reply are kept", r->generated.count);
+        chat_note(c, c->interactive ? "interrupted: %zu tokens of the reply are kept"
+                                    : "interrupted after %zu tokens of the reply",
+                  r->generated.count);
     } else {
         ms_error err;
         (void)ms_fail(&err, MS_ERR_CANCELLED,
@@ -135,17 +137,17 @@ int chat_turn_prompt(chat *c, const ms_prompt *p) {
     ms_error err;
     c->reasoning_open = false;
     app_progress_begin(&c->bar, &c->err, chat_wants_bar(c->o), "prompt", UINT64_C(500000000));
-    ms_session_clear_cancel(c->session);
-    (void)chat_signals_take_interrupts();
-    chat_signals_phase(CHAT_TURN, c->session);
+    chat_begin_work(c);
     ms_status status = ms_turn_run(&c->timeline, p, &o, &r, &err);
     app_progress_end(&c->bar);
     int code = finish(c, p, &r, status, &err);
     chat_signals_phase(CHAT_PROMPT, NULL);
-    bool cancelled = status == MS_ERR_CANCELLED || r.finish == MS_FINISH_CANCELLED;
-    if (code == CHAT_OK && cancelled && chat_options_one_shot(c->o)) code = CHAT_INTERRUPTED;
     ms_turn_result_free(&r);
     if (chat_signals_terminated()) return CHAT_TERMINATED;
+    /* Also one that came too late to cancel the turn. */
+    if (!c->interactive && chat_signals_interrupted() && (code == CHAT_OK || code == CHAT_FAILED)) {
+        return CHAT_INTERRUPTED;
+    }
     return code;
 }
 

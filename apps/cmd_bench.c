@@ -12,6 +12,8 @@ static const struct {
 } measurements[] = {
     {"quality", ms_bench_quality, "greedy tokens of a set of chat requests against the recorded ones"},
     {"kernels", ms_bench_kernels, "matrix products of the CPU beside the rates of its memory and arithmetic"},
+    {"gpu", ms_bench_gpu, "operations of a backend at official sizes beside the device's memory and matrix rates"},
+    {"shape", ms_bench_shape, "decoding at official sizes with random weights and every expert in its slot"},
     {"disk", ms_bench_disk, "read rates by block size and depth; what the expert service gets of them"},
     {"decode", ms_bench_decode, "decoded tokens a second beside what disk and memory allow"},
     {"prefill", ms_bench_prefill, "prompt tokens a second, the same way"},

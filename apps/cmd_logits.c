@@ -5,10 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/json.h"
 #include "command.h"
+#include "interrupt.h"
 #include "io/file.h"
 #include "text/tokenizer.h"
 
@@ -51,7 +53,11 @@ typedef struct report {
     route *first, **last;
 } report;
 
-static ms_status parse_ids(const char *text, const char *name, ms_ids *out, ms_error *err) {
+static ms_status parse_ids(const char *text, size_t len, const char *name, ms_ids *out, ms_error *err) {
+    if (strlen(text) != len)
+        return ms_fail(err, MS_ERR_USAGE,
+                       "%s: expected token ids separated by commas or spaces, found a NUL byte at offset %zu", name,
+                       strlen(text));
     for (const char *p = text;;) {
         p += strspn(p, ", \t\r\n[]");
         if (!*p) return MS_OK;
@@ -65,7 +71,7 @@ static ms_status parse_ids(const char *text, const char *name, ms_ids *out, ms_e
     }
 }
 
-static ms_status read_stdin(char **data, ms_error *err) {
+static ms_status read_stdin(char **data, size_t *len, ms_error *err) {
     ms_text t = {0};
     char piece[65536];
     size_t n;
@@ -75,6 +81,7 @@ static ms_status read_stdin(char **data, ms_error *err) {
         st = ms_fail(err, MS_ERR_FORMAT, "standard input: expected at most %d bytes, found more", MAX_IDS_FILE);
     ms_text_append(&t, "", 0);
     if (t.failed) st = ms_fail_memory(err, "standard input", t.len);
+    *len = t.len;
     if (st == MS_OK) *data = t.data;
     else ms_text_free(&t);
     return st;
@@ -83,12 +90,13 @@ static ms_status read_stdin(char **data, ms_error *err) {
 static ms_status get_ids(const logits_flags *f, ms_ids *out, ms_error *err) {
     if (!f->ids == !f->ids_file) return ms_fail(err, MS_ERR_USAGE, "give either --ids or --ids-file");
     if (f->ids) {
-        MS_TRY(parse_ids(f->ids, "--ids", out, err));
+        MS_TRY(parse_ids(f->ids, strlen(f->ids), "--ids", out, err));
     } else {
         char *text = NULL;
         size_t len = 0;
-        MS_TRY(strcmp(f->ids_file, "-") ? ms_file_read_all(f->ids_file, MAX_IDS_FILE, &text, &len, err) : read_stdin(&text, err));
-        ms_status st = text ? parse_ids(text, f->ids_file, out, err) : MS_OK;
+        MS_TRY(strcmp(f->ids_file, "-") ? ms_file_read_all(f->ids_file, MAX_IDS_FILE, &text, &len, err)
+                                        : read_stdin(&text, &len, err));
+        ms_status st = text ? parse_ids(text, len, f->ids_file, out, err) : MS_OK;
         free(text);
         MS_TRY(st);
     }
@@ -210,14 +218,27 @@ static ms_status evaluate(ms_session *s, const logits_flags *f, report *r, const
     return MS_OK;
 }
 
+/* The file is in place before anything is printed: from here on a signal may end the program as it likes. */
+static ms_status commit(report *r, ms_error *err) {
+    if (r->failed || r->top.failed || r->greedy_top.failed) return ms_fail_memory(err, "report", 0);
+    if (ms_interrupt_code()) return ms_fail(err, MS_ERR_CANCELLED, "interrupted");
+    ms_file_writer *out = r->out;
+    r->out = NULL;
+    if (out) MS_TRY(ms_file_writer_commit(out, err));
+    ms_interrupt_unwatch();
+    return MS_OK;
+}
+
 static ms_status run_session(ms_engine *e, const logits_flags *f, report *r, const ms_ids *prompt, ms_error *err) {
     ms_session *s = NULL;
     MS_TRY(ms_session_create(&s, e, err));
+    ms_interrupt_session(s);
     ms_ids greedy = {0};
     ms_digest digest;
     ms_status st = evaluate(s, f, r, prompt, &greedy, err);
     if (st == MS_OK) st = ms_session_digest(s, &digest, err);
-    if (st == MS_OK && (r->failed || r->top.failed || r->greedy_top.failed)) st = ms_fail_memory(err, "report", 0);
+    ms_interrupt_session(NULL);
+    if (st == MS_OK) st = commit(r, err);
     if (st == MS_OK && r->json) {
         print_json(r, e, prompt, &greedy, &digest);
     } else if (st == MS_OK) {
@@ -232,6 +253,16 @@ static ms_status run_session(ms_engine *e, const logits_flags *f, report *r, con
 
 static void log_line(void *arg, const char *line) { fprintf(stderr, "%s: %s\n", (const char *)arg, line); }
 
+/* Loading cannot be cancelled from inside; there is nothing to put away but the file. */
+static void loading(void *arg, uint64_t done, uint64_t total) {
+    const report *r = arg;
+    (void)done;
+    (void)total;
+    if (!ms_interrupt_code()) return;
+    ms_file_writer_abort(r->out);
+    _exit(ms_interrupt_code());
+}
+
 static ms_status run(const char *program, const logits_flags *f, const ms_model_flags *mf, const char *model, ms_error *err) {
     ms_ids prompt = {0};
     report r = {.json = f->json};
@@ -240,7 +271,10 @@ static ms_status run(const char *program, const logits_flags *f, const ms_model_
     ms_engine_options o = ms_model_flags_engine(mf, model);
     o.log = log_line;
     o.log_arg = (void *)(uintptr_t)program;
+    o.load_progress = loading;
+    o.load_progress_arg = &r;
     ms_status st = get_ids(f, &prompt, err);
+    ms_interrupt_watch();
     if (st == MS_OK && f->out) st = ms_file_writer_open(&r.out, f->out, f->replace, err); /* before the long load */
     if (st == MS_OK) st = ms_engine_open(&e, &o, err);
     if (st == MS_OK) {
@@ -249,8 +283,7 @@ static ms_status run(const char *program, const logits_flags *f, const ms_model_
         r.vocab = info.vocab;
     }
     if (st == MS_OK) st = run_session(e, f, &r, &prompt, err);
-    if (r.out && st == MS_OK) st = ms_file_writer_commit(r.out, err);
-    else ms_file_writer_abort(r.out);
+    ms_file_writer_abort(r.out);
     ms_engine_close(e);
     ms_ids_free(&prompt);
     ms_text_free(&r.top);
@@ -281,6 +314,11 @@ int ms_command_logits(int argc, char **argv) {
     const char *model = ms_command_model(set.program, &r, 0);
     if (!model) return 2;
     ms_error err;
-    if (run(set.program, &flags, &model_flags, model, &err) != MS_OK) return ms_command_fail(set.program, &err);
+    ms_status st = run(set.program, &flags, &model_flags, model, &err);
+    if (st == MS_ERR_CANCELLED) {
+        fprintf(stderr, "%s: interrupted\n", set.program);
+        return ms_interrupt_code();
+    }
+    if (st != MS_OK) return ms_command_fail(set.program, &err);
     return ms_command_finish(set.program);
 }

@@ -26,22 +26,38 @@ static void print_row(const char *group, const char *name, uint64_t bytes) {
     printf("  %-10s %-26s %18" PRIu64 "  %11.3f GiB\n", group, name, bytes, gib(bytes));
 }
 
+/* The lines of one place, with the sums of its groups. */
+static void print_ledger(const ms_plan *p, bool device) {
+    const char *group = "";
+    uint64_t sum = 0;
+    for (size_t i = 0; i < p->item_count; i++) {
+        const ms_plan_item *it = &p->items[i];
+        if (it->device != device) continue;
+        if (strcmp(group, it->group) != 0 && *group) {
+            print_row(group, "(sum)", sum);
+            sum = 0;
+        }
+        group = it->group;
+        sum += it->bytes;
+        print_row(it->group, it->name, it->bytes);
+    }
+    if (*group) print_row(group, "(sum)", sum);
+    print_row("total", device ? "of the device" : "", device ? p->device_total_bytes : p->total_bytes);
+    print_row("reserve", "left free", device ? p->device_reserve_bytes : p->reserve_bytes);
+    print_row("available", "memory now", device ? p->device_available_bytes : p->available_bytes);
+}
+
 static void print_plan(const ms_plan *p, const ms_engine_options *o) {
     printf("%s: %s precision, %s weights, context %" PRIu64 ", %u of %u experts a layer in %u layers, ranges of %u\n",
            p->lane, o->precision == MS_PRECISION_FAST ? "fast" : "reference",
            o->static_format == MS_STATIC_Q8 ? "q8" : "bf16", p->context, p->experts, p->experts_all, p->moe_layers,
            p->range_rows);
-    const char *group = "";
-    for (size_t i = 0; i < p->item_count; i++) {
-        const ms_plan_item *it = &p->items[i];
-        if (strcmp(group, it->group) != 0 && *group) print_row(group, "(sum)", ms_plan_group_bytes(p, group));
-        group = it->group;
-        print_row(it->group, it->name, it->bytes);
+    if (p->has_device) {
+        printf("device memory:\n");
+        print_ledger(p, true);
+        printf("host memory:\n");
     }
-    if (*group) print_row(group, "(sum)", ms_plan_group_bytes(p, group));
-    print_row("total", "", p->total_bytes);
-    print_row("reserve", "left free", p->reserve_bytes);
-    print_row("available", "memory now", p->available_bytes);
+    print_ledger(p, false);
     printf("  one expert %" PRIu64 " bytes; state grows by %" PRIu64 " bytes a token\n", p->expert_bytes,
            p->state_bytes_per_token);
     printf("  %s\n", p->fits ? "fits" : "DOES NOT FIT");
@@ -51,12 +67,13 @@ static void print_plan_json(const ms_plan *p) {
     printf("{\"lane\":\"%s\",\"context\":%" PRIu64 ",\"experts\":%u,\"experts_all\":%u,\"moe_layers\":%u,\"range\":%u,\"items\":[",
            p->lane, p->context, p->experts, p->experts_all, p->moe_layers, p->range_rows);
     for (size_t i = 0; i < p->item_count; i++)
-        printf("%s{\"group\":\"%s\",\"name\":\"%s\",\"bytes\":%" PRIu64 "}", i ? "," : "", p->items[i].group,
-               p->items[i].name, p->items[i].bytes);
+        printf("%s{\"group\":\"%s\",\"name\":\"%s\",\"bytes\":%" PRIu64 ",\"place\":\"%s\"}", i ? "," : "",
+               p->items[i].group, p->items[i].name, p->items[i].bytes, p->items[i].device ? "device" : "host");
     printf("],\"total_bytes\":%" PRIu64 ",\"reserve_bytes\":%" PRIu64 ",\"available_bytes\":%" PRIu64
+           ",\"device_total_bytes\":%" PRIu64 ",\"device_reserve_bytes\":%" PRIu64 ",\"device_available_bytes\":%" PRIu64
            ",\"expert_bytes\":%" PRIu64 ",\"state_bytes_per_token\":%" PRIu64 ",\"fits\":%s}\n",
-           p->total_bytes, p->reserve_bytes, p->available_bytes, p->expert_bytes, p->state_bytes_per_token,
-           p->fits ? "true" : "false");
+           p->total_bytes, p->reserve_bytes, p->available_bytes, p->device_total_bytes, p->device_reserve_bytes,
+           p->device_available_bytes, p->expert_bytes, p->state_bytes_per_token, p->fits ? "true" : "false");
 }
 
 int ms_command_plan(int argc, char **argv) {

@@ -1,13 +1,14 @@
 /* cmd_synth.c: `moonshine synth`: a random checkpoint in the official K3 layout. */
 #include <inttypes.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "command.h"
+#include "interrupt.h"
 #include "lane/k3/k3_synth.h"
 
 enum { NOT_GIVEN = 0 };
@@ -26,30 +27,33 @@ typedef struct synth_flags {
 
 static const char *const presets[] = {"small", "mid", "official", NULL};
 
-#define DIM(n, f, what) {.name = n, .type = MS_OPTION_U32, .offset = offsetof(synth_flags, f), .arg = "N", .min = 1, .max = 16777216, .help = what}
+/* Ranges as config.json may have them. */
+enum { MAX_DIM = 1 << 24, MAX_HEADS = 1 << 16, MAX_EXPERTS = 1 << 16, MAX_SHARED = 1024 };
+#define DIM(n, f, most, what)                                                                                          \
+    {.name = n, .type = MS_OPTION_U32, .offset = offsetof(synth_flags, f), .arg = "N", .min = 1, .max = most, .help = what}
 static const ms_option options[] = {
     {.name = "preset", .type = MS_OPTION_CHOICE, .offset = offsetof(synth_flags, preset), .arg = "P", .choices = presets,
      .help = "Shape to start from (default: small); the options below change single numbers."},
-    DIM("layers", layers, "Layers."),
-    DIM("hidden", hidden, "Width of the residual stream."),
-    DIM("vocab", vocab, "Token ids."),
-    DIM("dense", dense, "Inner width of dense layers."),
-    DIM("block", block, "Layers in an attention-residual block."),
-    DIM("first-dense", first_dense, "Dense layers at the start."),
-    DIM("experts", experts, "Routed experts a layer."),
-    DIM("top-k", top_k, "Experts a token uses."),
-    DIM("shared", shared, "Shared experts."),
-    DIM("inner", inner, "Inner width of an expert."),
-    DIM("latent", latent, "Width the routed experts work in."),
-    DIM("kda-heads", kda_heads, "KDA heads."),
-    DIM("kda-dim", kda_dim, "KDA head width."),
-    DIM("mla-heads", mla_heads, "MLA heads."),
-    DIM("mla-every", mla_every, "Every N-th layer is MLA, and the last one."),
-    DIM("nope", nope, "MLA content width a head."),
-    DIM("extra", extra, "MLA extra width a head."),
-    DIM("value", value, "MLA value width a head."),
-    DIM("q-rank", q_rank, "MLA query rank."),
-    DIM("kv-rank", kv_rank, "MLA latent rank."),
+    DIM("layers", layers, K3_MAX_LAYERS, "Layers."),
+    DIM("hidden", hidden, MAX_DIM, "Width of the residual stream."),
+    DIM("vocab", vocab, MAX_DIM, "Token ids."),
+    DIM("dense", dense, MAX_DIM, "Inner width of dense layers."),
+    DIM("block", block, K3_MAX_LAYERS, "Layers in an attention-residual block."),
+    DIM("first-dense", first_dense, K3_MAX_LAYERS, "Dense layers at the start."),
+    DIM("experts", experts, MAX_EXPERTS, "Routed experts a layer."),
+    DIM("top-k", top_k, K3_MAX_TOP_K, "Experts a token uses."),
+    DIM("shared", shared, MAX_SHARED, "Shared experts."),
+    DIM("inner", inner, MAX_DIM, "Inner width of an expert."),
+    DIM("latent", latent, MAX_DIM, "Width the routed experts work in."),
+    DIM("kda-heads", kda_heads, MAX_HEADS, "KDA heads."),
+    DIM("kda-dim", kda_dim, MAX_DIM, "KDA head width."),
+    DIM("mla-heads", mla_heads, MAX_HEADS, "MLA heads."),
+    DIM("mla-every", mla_every, K3_MAX_LAYERS, "Every N-th layer is MLA, and the last one."),
+    DIM("nope", nope, MAX_DIM, "MLA content width a head."),
+    DIM("extra", extra, MAX_DIM, "MLA extra width a head."),
+    DIM("value", value, MAX_DIM, "MLA value width a head."),
+    DIM("q-rank", q_rank, MAX_DIM, "MLA query rank."),
+    DIM("kv-rank", kv_rank, MAX_DIM, "MLA latent rank."),
     {.name = "max-context", .type = MS_OPTION_U64, .offset = offsetof(synth_flags, max_context), .arg = "N", .min = 1, .max = 1048576,
      .help = "Longest context."},
     {.name = "seed", .type = MS_OPTION_I64, .offset = offsetof(synth_flags, seed), .arg = "N", .help = "Random seed (default: 0)."},
@@ -142,8 +146,18 @@ static void shape(const synth_flags *f, k3_config *c) {
     }
 }
 
-static volatile sig_atomic_t interrupted;
-static void on_signal(int sig) { interrupted = sig; }
+/* Relations that one option's range cannot tell; what is left is told in the fields of config.json. */
+static ms_status check_shape(const k3_config *c, ms_error *err) {
+    if (c->top_k > c->experts)
+        return ms_fail(err, MS_ERR_USAGE, "--top-k: expected at most the %u --experts, found %u", c->experts, c->top_k);
+    if (c->first_dense > c->layers)
+        return ms_fail(err, MS_ERR_USAGE, "--first-dense: expected at most the %u --layers, found %u", c->layers,
+                       c->first_dense);
+    if (c->expert_inner % 32)
+        return ms_fail(err, MS_ERR_USAGE, "--inner: expected a multiple of 32, found %u", c->expert_inner);
+    if (c->latent % 32) return ms_fail(err, MS_ERR_USAGE, "--latent: expected a multiple of 32, found %u", c->latent);
+    return MS_OK;
+}
 
 typedef struct progress_state {
     uint64_t start_ns, last_ns;
@@ -159,7 +173,7 @@ static bool progress(void *arg, uint64_t done, uint64_t total) {
         fprintf(stderr, "%s%.2f of %.2f GB, %.2f GB/s, %.0f s left%s", p->terminal ? "\r\033[K" : "", (double)done / 1e9,
                 (double)total / 1e9, rate / 1e9, rate > 0 ? (double)(total - done) / rate : 0.0, p->terminal ? "" : "\n");
     }
-    return interrupted == 0;
+    return ms_interrupt_code() == 0;
 }
 
 int ms_command_synth(int argc, char **argv) {
@@ -179,10 +193,10 @@ int ms_command_synth(int argc, char **argv) {
         return 2;
     }
     k3_config c;
+    ms_error err;
     shape(&flags, &c);
-    struct sigaction act = {.sa_handler = on_signal};
-    (void)sigaction(SIGINT, &act, NULL);
-    (void)sigaction(SIGTERM, &act, NULL);
+    if (check_shape(&c, &err) != MS_OK) return ms_command_fail(set.program, &err);
+    ms_interrupt_watch();
     progress_state p = {.start_ns = ms_clock_ns(), .terminal = isatty(STDERR_FILENO) == 1};
     p.last_ns = p.start_ns;
     k3_synth_report report = {0};
@@ -193,14 +207,19 @@ int ms_command_synth(int argc, char **argv) {
                           .progress = progress,
                           .progress_arg = &p,
                           .report = &report};
-    ms_error err;
     ms_status st = k3_synth_write(r.args[0], &c, &o, &err);
     if (p.terminal && p.last_ns != p.start_ns) fputs("\r\033[K", stderr);
-    if (interrupted) {
-        fprintf(stderr, "%s: interrupted, %s removed\n", set.program, r.args[0]);
-        return 128 + (int)interrupted;
+    ms_interrupt_unwatch();
+    if (st == MS_ERR_CANCELLED) {
+        /* a folder that was there before stays */
+        fprintf(stderr, "%s: interrupted, %s %s\n", set.program, r.args[0],
+                access(r.args[0], F_OK) == 0 ? "emptied" : "removed");
+        return ms_interrupt_code();
     }
+    if (st == MS_ERR_FORMAT) err.code = MS_ERR_USAGE; /* numbers that no config.json may have: they are the options' */
     if (st != MS_OK) return ms_command_fail(set.program, &err);
+    if (ms_interrupt_code())
+        fprintf(stderr, "%s: the signal came too late: %s is complete\n", set.program, r.args[0]);
     if (!flags.sparse && !report.direct)
         fprintf(stderr, "%s: some shards were written through the page cache: no direct I/O here\n", set.program);
     printf("%s: %u shards, %" PRIu64 " tensors, %" PRIu64 " bytes of weights, %.1f s\n", r.args[0], report.shards,

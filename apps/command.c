@@ -18,6 +18,7 @@ static const char *const formats[] = {"q8", "bf16", NULL};
 #define FIELD(f) offsetof(ms_model_flags, f)
 const ms_option ms_model_option_table[] = {
     {.name = "context", .type = MS_OPTION_U64, .offset = FIELD(context), .arg = "N", .min = 1, .max = 1048576,
+     .env = "MOONSHINE_CONTEXT",
      .help = "Longest conversation in tokens (default: 8192, or the model's maximum if that is less)."},
     {.name = "experts", .type = MS_OPTION_U32, .offset = FIELD(experts), .arg = "N", .max = 65536,
      .help = "Cache slots a routed layer, 0 to all (default: 32, or all if that is less)."},
@@ -112,7 +113,11 @@ int ms_command_finish(const char *program) {
 }
 
 const char *ms_command_model(const char *program, const ms_option_result *result, size_t index) {
-    if (result->arg_count > index) return result->args[index];
+    if (result->arg_count > index && *result->args[index]) return result->args[index];
+    if (result->arg_count > index) {
+        fprintf(stderr, "%s: MODEL: expected a checkpoint directory, found an empty string\n", program);
+        return NULL;
+    }
     const char *env = getenv("MOONSHINE_MODEL");
     if (env && *env) return env;
     fprintf(stderr, "%s: no model: give a checkpoint directory or set MOONSHINE_MODEL\n", program);

@@ -40,7 +40,8 @@ int ms_command_parse(const ms_option_set *set, int argc, char **argv, ms_option_
 int ms_command_fail(const char *program, const ms_error *err);
 /* Flushes standard output.  A write error there is exit code 1 with a message, a closed pipe 141 without one. */
 int ms_command_finish(const char *program);
-/* The MODEL argument or MOONSHINE_MODEL; NULL after a message when neither is given. */
+/* The MODEL argument or MOONSHINE_MODEL; NULL after a message when neither is given or the argument is empty.  An empty
+ * variable counts as unset. */
 const char *ms_command_model(const char *program, const ms_option_result *result, size_t index);
 
 #endif

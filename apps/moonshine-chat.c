@@ -14,11 +14,10 @@ typedef struct input {
 /* The input is read before the weights: what is wrong with it shows at once. */
 static ms_status read_input(chat *c, input *in, ms_error *err) {
     if (!c->o->messages) return chat_read_prompt(c->o, &in->text, err);
-    chat_request r;
-    MS_TRY(chat_request_open(&r, c, c->o->messages, err));
-    ms_status status = ms_conversation_request(&c->conversation, ms_json_root(r.doc), &in->prompt, err);
-    chat_request_close(&r);
-    return status;
+    MS_TRY(chat_request_prompt(c, c->o->messages, &in->prompt, err));
+    if (in->prompt.channel != MS_CHANNEL_NONE) return MS_OK;
+    return ms_fail(err, MS_ERR_USAGE, "%s: add_generation_prompt: expected true for a reply, found false",
+                   c->o->messages);
 }
 
 static int one_turn(chat *c, const input *in) {
@@ -30,7 +29,9 @@ static int save_at_end(chat *c, int code) {
     ms_error err;
     bool leaving = code == CHAT_OK || (code == CHAT_FAILED && !chat_options_one_shot(c->o));
     if (!c->o->save || !leaving || chat_signals_terminated()) return code;
-    return chat_save(c, c->o->save, c->o->force, &err) == MS_OK ? code : chat_fail(c, &err);
+    if (chat_save(c, c->o->save, c->o->force, &err) != MS_OK) code = chat_fail(c, &err);
+    if (chat_signals_terminated()) return CHAT_TERMINATED;
+    return !c->interactive && chat_signals_interrupted() ? CHAT_INTERRUPTED : code;
 }
 
 static int run(chat *c) {
@@ -39,7 +40,8 @@ static int run(chat *c) {
     input in = {0};
     ms_error err;
     bool one_shot = chat_options_one_shot(o);
-    ms_status status = one_shot ? read_input(c, &in, &err) : MS_OK;
+    ms_status status = chat_check_targets(c, &err);
+    if (status == MS_OK && one_shot) status = read_input(c, &in, &err);
     if (status == MS_OK) status = chat_open_engine(c, &err);
     int code;
     if (status != MS_OK)

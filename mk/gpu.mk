@@ -2,7 +2,7 @@
 #   make GPU=hip ROCM_ARCH="gfx1151 gfx1100"   BUILD/libmoonshine_hip.so beside the programs
 #   make GPU=cuda CUDA_ARCH=sm_90              BUILD/libmoonshine_cuda.so
 #   make gpu-emu                               BUILD/libmoonshine_emu.so: the same kernels on the CPU, for tests
-#   make GPU=cuda gpu-test                     their tests on the device
+#   make GPU=cuda test-gpu                     everything that checks them on the device
 #   make gpu-check                             everything about the kernels that needs no GPU
 # HIP needs ROCm, or on Debian: clang-19 clang-tools-19 lld-19 llvm-19 rocm-device-libs libamdhip64-dev.
 
@@ -28,7 +28,7 @@ GPU_COMMON := -std=c++17 -fPIC -fvisibility=hidden -ffp-contract=off -Iinclude -
 GPU_FMA    := $(if $(filter x86_64,$(shell uname -m)),-mfma)
 comma      := ,
 # C parts that a library needs besides the kernels.
-GPU_C_OBJ  := $(patsubst src/%.c,$(BUILD)/pic/%.o,src/base/error.c src/backend/backend.c src/quant/mxfp4.c)
+GPU_C_OBJ  := $(addprefix $(BUILD)/pic/,base/error.o base/text.o base/utf8.o backend/backend.o quant/mxfp4.o)
 # -z defs: a library that needs a function from the program would load in some programs only.  Sanitizer runtimes are
 # in the program.
 GPU_LINK   := -shared -Wl,--as-needed $(if $(SAN),,-Wl$(comma)-z$(comma)defs)
@@ -140,22 +140,40 @@ $(BUILD)/tests/gpu/op_cases_mapped.o: tests/op/op_cases.c $(BUILD)/compile.flags
 	$(call say,CC,'$< (device memory)')
 	$(Q)$(CC) $(COMPILE) -Dmalloc=gpu_test_malloc -Dfree=gpu_test_free -MMD -MP -c $< -o $@
 $(BUILD)/tests/gpu/test_ops_gpu: $(BUILD)/tests/gpu/op_cases_mapped.o
+# Kernels called one by one, without a backend around them: always on the emulator.
+KERNEL_TESTS := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/gpu/test_*.cpp))
+$(KERNEL_TESTS): $(BUILD)/%: %.cpp tests/gpu/test_kernels.h $(GPU_DEPS) $(BUILD)/emu/gpu_emu.o $(LIB) \
+                 $(wildcard tests/gpu/*.cpp) $(BUILD)/gpu-emu.flags
+	@mkdir -p $(@D)
+	$(call say,CXX,$@)
+	$(Q)$(CXX) $(EMU_FLAGS) $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer) $< \
+	    $(BUILD)/emu/gpu_emu.o $(LIB) -Wl,--as-needed $(LIBS) -lcmocka -o $@
 # The old tag: it holds for every dlopen of the program, also where a sanitizer's runtime makes the call.
 $(GPU_TESTS): LINK += -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../..'
 test tests: $(if $(filter tests/gpu%,$(TESTS)),$(EMU_LIB))
+ifneq ($(filter tests/gpu tests/gpu/,$(TESTS)),)
+test tests: $(KERNEL_TESTS)
+TEST_BIN += $(KERNEL_TESTS)
+endif
 
-gpu-test: $(GPU_LIB) $(EMU_LIB) $(GPU_TESTS) ## with GPU=hip or cuda: the same tests on the device
-	@[ -n '$(strip $(GPU_LIB))' ] || { echo 'gpu-test: set GPU=hip or GPU=cuda'; exit 2; }
+.PHONY: gpu-need test-gpu
+gpu-need:
+	@[ -n '$(strip $(GPU_LIB))' ] || { echo 'set GPU=hip or GPU=cuda, as in: make GPU=cuda test-gpu'; exit 2; }
+
+gpu-test: gpu-need $(GPU_LIB) $(EMU_LIB) $(GPU_TESTS) ## with GPU=hip or cuda: the tests of tests/gpu on the device
 	@MOONSHINE_TEST_BACKEND=$(GPU) $(RUN_TESTS) $(GPU_TESTS)
+
+test-gpu: gpu-test all golden ## with GPU=hip or cuda: gpu-test, golden vectors and reply quality on the device
+	@BUILD='$(BUILD)' tests/gpu/test_device.sh '$(GPU)'
 
 gpu-check: ## GPU kernels without a GPU: emulator in three orders, sanitizers, AMD and NVIDIA code objects
 	+@failed=; for t in gpu-check-emu gpu-check-hip gpu-check-cuda; do \
 	    $(MAKE) --no-print-directory $$t || failed="$$failed $$t"; done; \
 	if [ -n "$$failed" ]; then echo "$@: FAIL:$$failed"; exit 1; fi; echo '$@: PASS'
 
-gpu-check-emu: $(EMU_LIB) $(GPU_TESTS)
+gpu-check-emu: $(EMU_LIB) $(GPU_TESTS) $(KERNEL_TESTS)
 	@for o in fwd rev rand; do echo "emulator, thread order $$o:"; \
-	    GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(GPU_TESTS) || exit 1; done
+	    GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(GPU_TESTS) $(KERNEL_TESTS) || exit 1; done
 	+@echo 'emulator, address and undefined-behaviour checker:'; TEST_SECONDS=1800 \
 	    $(MAKE) --no-print-directory BUILD='$(BUILD)-asan' SAN=address,undefined TESTS=tests/gpu test
 	+@echo 'emulator, race detector:'; fixed=; if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \

@@ -83,6 +83,7 @@ typedef struct ms_plan_item {
     const char *group; /* "static", "cache", "state", "staging", "workspace", "process" */
     const char *name;
     uint64_t bytes;
+    bool device; /* in a device's own memory; else in the host's, which a CPU and an integrated GPU use for all */
 } ms_plan_item;
 
 typedef struct ms_plan {
@@ -93,10 +94,15 @@ typedef struct ms_plan {
     uint64_t state_bytes_per_token; /* growing part of the state */
     ms_plan_item *items;
     size_t item_count;
-    uint64_t total_bytes;
+    uint64_t total_bytes;          /* of host memory */
     uint64_t available_bytes;      /* what this process may use now: MemAvailable or the memory cgroup's room */
     uint64_t reserve_bytes;
-    bool fits;                     /* total + reserve <= available */
+    /* A device with memory of its own; all 0 without one. */
+    uint64_t device_total_bytes;     /* of the items there */
+    uint64_t device_available_bytes; /* free there now */
+    uint64_t device_reserve_bytes;   /* left free there: what the driver takes for itself while kernels run */
+    bool has_device;
+    bool fits; /* total + reserve <= available, on the host and on the device */
 } ms_plan;
 
 /* Reads headers only.  A plan that does not fit is still MS_OK with fits == false. */

@@ -134,6 +134,8 @@ struct ms_backend {
     void (*destroy)(ms_backend *be);
 
     /* -------- memory */
+    /* Bytes of the memory behind MS_MEM_DEVICE: all, and free now.  0 and 0 where that is the host's memory. */
+    void (*device_memory)(const ms_backend *be, uint64_t *total_bytes, uint64_t *free_bytes);
     /* At least 64-byte aligned, zeroed. */
     ms_status (*alloc)(ms_backend *be, ms_memory_kind kind, size_t bytes, const char *what, void **out, ms_error *err);
     void (*release)(ms_backend *be, ms_memory_kind kind, void *p, size_t bytes);
@@ -142,6 +144,12 @@ struct ms_backend {
     void (*copy)(ms_backend *be, void *dev_to, const void *dev_from, size_t bytes);
     void (*zero)(ms_backend *be, void *dev, size_t bytes);
     ms_status (*sync)(ms_backend *be, ms_error *err); /* waits; first kept failure, then clear */
+    /* A download that leaves the device busy: fetch_begin asks for what dev holds when everything before it has run
+     * (at most 4 * pairs bytes of the reserved scratch), fetch_end waits for that and no more and gives the first kept
+     * failure of what came before.  One at a time; nothing else may be downloaded between the two. */
+    void (*fetch_begin)(ms_backend *be, const void *dev, size_t bytes);
+    ms_status (*fetch_end)(ms_backend *be, void *host, ms_error *err);
+    bool deferred; /* operations return before they have run */
 
     /* -------- weights */
     ms_status (*weight_create)(ms_backend *be, ms_weight *w, ms_format format, uint32_t rows, uint32_t cols, ms_error *err);
@@ -153,6 +161,8 @@ struct ms_backend {
 
     /* -------- scratch: sizes are pure, so that the plan can count them */
     uint64_t (*scratch_bytes)(const ms_backend *be, const ms_scratch_need *need);
+    /* What of scratch_bytes is host memory where the device has its own; 0 where it has not. */
+    uint64_t (*scratch_host_bytes)(const ms_backend *be, const ms_scratch_need *need);
     ms_status (*scratch_reserve)(ms_backend *be, const ms_scratch_need *need, ms_error *err);
 
     /* -------- operations */

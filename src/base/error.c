@@ -1,8 +1,12 @@
+/* error.c: see error.h.  No state. */
 #include "base/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+
+#include "base/utf8.h"
 
 static const char *const status_names[] = {
     [MS_OK] = "ok",           [MS_ERR_USAGE] = "usage",         [MS_ERR_FORMAT] = "format",
@@ -17,11 +21,16 @@ const char *ms_status_name(ms_status code) {
     return status_names[i];
 }
 
-/* Names from hostile files end up in messages: keep them on one line and free of terminal controls. */
+/* Names from hostile files end up in messages: keep them on one line, free of terminal controls (C0, DEL, C1), and
+ * well-formed UTF-8, so that every reader can show them and JSON can carry them. */
 static void make_printable(char *s) {
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c < 0x20 || c == 0x7f) *s = '?';
+    for (size_t left = strlen(s); left > 0;) {
+        uint32_t cp;
+        bool bad;
+        size_t n = ms_utf8_decode((const uint8_t *)s, left, &cp, &bad);
+        if (bad || cp < 0x20 || (cp >= 0x7f && cp < 0xa0)) memset(s, '?', n);
+        s += n;
+        left -= n;
     }
 }
 
@@ -65,4 +74,13 @@ ms_status ms_error_context(ms_error *err, const char *fmt, ...) {
 
 ms_status ms_fail_memory(ms_error *err, const char *what, size_t bytes) {
     return ms_fail(err, MS_ERR_MEMORY, "out of memory: %s needs %zu bytes", what, bytes);
+}
+
+ms_status ms_fail_not_regular(ms_error *err, const char *path, unsigned mode) {
+    const char *what = S_ISFIFO(mode)                     ? "a FIFO"
+                       : S_ISDIR(mode)                    ? "a directory"
+                       : S_ISCHR(mode) || S_ISBLK(mode) ? "a device"
+                       : S_ISSOCK(mode)                   ? "a socket"
+                                                          : "something else";
+    return ms_fail(err, MS_ERR_FORMAT, "%s: expected a regular file, found %s", path, what);
 }

@@ -1,7 +1,8 @@
 /* error.h: how every function below main reports failure.
  *
  * A function that can fail returns ms_status and takes `ms_error *err` last.  err may be NULL.
- * On MS_OK *err is untouched.  Messages are one line; control bytes from outside are escaped.
+ * On MS_OK *err is untouched.  Messages are one line of well-formed UTF-8: control characters and ill-formed
+ * bytes from outside become '?'.
  */
 #ifndef MS_BASE_ERROR_H
 #define MS_BASE_ERROR_H
@@ -22,6 +23,9 @@ ms_status ms_fail_errno(ms_error *err, ms_status code, int errno_value, const ch
 
 /* Puts "<context>: " in front of the message that is already in *err; returns err->code. */
 ms_status ms_error_context(ms_error *err, const char *fmt, ...) MS_PRINTF(2, 3);
+
+/* "PATH: expected a regular file, found a FIFO" and the like, MS_ERR_FORMAT; mode is st_mode. */
+ms_status ms_fail_not_regular(ms_error *err, const char *path, unsigned mode);
 
 /* Shared one-line "out of memory" (names the thing and the bytes asked for). */
 ms_status ms_fail_memory(ms_error *err, const char *what, size_t bytes);

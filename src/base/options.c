@@ -108,7 +108,8 @@ static ms_status parse_real(double *out, const char *name, const ms_option *o, c
     if (!good) {
         char range[80];
         describe_reals(range, sizeof range, o);
-        return ms_fail(err, MS_ERR_USAGE, "%s: expected a number from %s, found \"%.80s\"", name, range, text);
+        return ms_fail(err, MS_ERR_USAGE, "%s: expected digits like 0.5, a number from %s, found \"%.80s\"", name,
+                       range, text);
     }
     *out = value;
     return MS_OK;
@@ -408,5 +409,8 @@ void ms_options_help(const ms_option_set *set, ms_text *out) {
     ms_text_puts(out, "\nGeneral:\n");
     help_line(out, "  -h, --help", "print this text");
     help_line(out, "      --version", "print the version");
-    if (set->epilogue) ms_text_printf(out, "\n%s", set->epilogue);
+    if (!set->epilogue) return;
+    ms_text_printf(out, "\n%s", set->epilogue);
+    size_t len = strlen(set->epilogue);
+    if (len && set->epilogue[len - 1] != '\n') ms_text_puts(out, "\n");
 }

@@ -2,7 +2,9 @@
  *
  * The writer keeps a descriptor of the target's folder and works relative to it, so that the check of the
  * target, the temporary and the rename are about one folder even when a path component is swapped meanwhile.
- * The temporary has a random name of fixed length: a target name may use all of NAME_MAX.
+ * Where the file system has files without a name (O_TMPFILE), a target that must not exist yet is written into one and
+ * linked at the end: a killed process leaves nothing.  A link cannot replace, so replacing takes a named temporary.
+ * Its name is random and of fixed length: a target name may use all of NAME_MAX.
  *
  * Threads: a writer belongs to one thread; everything else is free.
  */
@@ -20,6 +22,7 @@
 
 enum {
     FILE_TEMP_NAME_BYTES = 32,
+    FILE_PROC_PATH_BYTES = 32,
     FILE_TEMP_TRIES = 100,
     FILE_IO_CHUNK = 1 << 30 /* the kernel moves at most 2 GiB a call; stay clear of it */
 };
@@ -31,7 +34,7 @@ struct ms_file_writer {
     int fd;
     bool replace, failed;
     uint64_t written;
-    char temp[FILE_TEMP_NAME_BYTES];
+    char temp[FILE_TEMP_NAME_BYTES]; /* empty: the file has no name yet */
 };
 
 /* ------------------------------------------------------------------ reading */
@@ -79,13 +82,17 @@ ms_status ms_file_read_all(const char *path, size_t max_bytes, char **data, size
     if (max_bytes > SIZE_MAX / 2) max_bytes = SIZE_MAX / 2;
     /* O_NONBLOCK: opening a FIFO must not wait for a writer; regular files do not care. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: open", path);
     struct stat st;
+    if (fd < 0) {
+        int saved = errno; /* ENXIO: a socket, or a device that is not there */
+        if (saved == ENXIO && stat(path, &st) == 0) return ms_fail_not_regular(err, path, st.st_mode);
+        return ms_fail_errno(err, MS_ERR_IO, saved, "%s: open", path);
+    }
     ms_status status;
     if (fstat(fd, &st) != 0) {
         status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: stat", path);
     } else if (!S_ISREG(st.st_mode)) {
-        status = ms_fail(err, MS_ERR_FORMAT, "%s: expected a regular file", path);
+        status = ms_fail_not_regular(err, path, st.st_mode);
     } else if ((uint64_t)st.st_size > max_bytes) {
         status = ms_fail(err, MS_ERR_FORMAT, "%s: expected at most %zu bytes, found %" PRIu64, path, max_bytes,
                          (uint64_t)st.st_size);
@@ -162,7 +169,24 @@ static ms_status open_folder(ms_file_writer *w, ms_error *err) {
     return MS_OK;
 }
 
+static void proc_path(const ms_file_writer *w, char out[FILE_PROC_PATH_BYTES]) {
+    (void)snprintf(out, FILE_PROC_PATH_BYTES, "/proc/self/fd/%d", w->fd);
+}
+
+/* A file without a name, when it can be made and will be able to get one. */
+static bool open_nameless(ms_file_writer *w) {
+    char proc[FILE_PROC_PATH_BYTES];
+    w->fd = openat(w->folder, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (w->fd < 0) return false;
+    proc_path(w, proc);
+    if (access(proc, F_OK) == 0 && fchmod(w->fd, 0600) == 0) return true;
+    (void)close(w->fd);
+    w->fd = -1;
+    return false;
+}
+
 static ms_status open_temp(ms_file_writer *w, ms_error *err) {
+    if (!w->replace && open_nameless(w)) return MS_OK;
     for (int i = 0; i < FILE_TEMP_TRIES; i++) {
         uint64_t random;
         if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random) {
@@ -238,8 +262,15 @@ ms_status ms_file_writer_patch(ms_file_writer *w, uint64_t offset, const void *d
     return write_at(w, offset, data, length, err);
 }
 
+static int publish_nameless(const ms_file_writer *w) {
+    char proc[FILE_PROC_PATH_BYTES];
+    proc_path(w, proc);
+    return linkat(AT_FDCWD, proc, w->folder, w->name, AT_SYMLINK_FOLLOW); /* never replaces */
+}
+
 /* Gives the temporary its final name; the temporary is gone when this succeeds. */
 static int publish(const ms_file_writer *w) {
+    if (!w->temp[0]) return publish_nameless(w);
     if (w->replace) return renameat(w->folder, w->temp, w->folder, w->name);
     if (renameat2(w->folder, w->temp, w->folder, w->name, RENAME_NOREPLACE) == 0) return 0;
     if (errno != EINVAL && errno != ENOSYS) return -1;
@@ -252,7 +283,7 @@ static int publish(const ms_file_writer *w) {
 ms_status ms_file_writer_commit(ms_file_writer *w, ms_error *err) {
     ms_status status = w->failed ? ms_fail(err, MS_ERR_IO, "%s: an earlier write failed", w->path) : MS_OK;
     if (status == MS_OK && fsync(w->fd) != 0) status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: fsync", w->path);
-    if (status == MS_OK) {
+    if (status == MS_OK && w->temp[0]) {
         int rc = close(w->fd); /* some filesystems report a failed write only here */
         w->fd = -1;
         if (rc != 0 && errno != EINTR) status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: close", w->path);
@@ -273,6 +304,6 @@ ms_status ms_file_writer_commit(ms_file_writer *w, ms_error *err) {
 
 void ms_file_writer_abort(ms_file_writer *w) {
     if (!w) return;
-    (void)unlinkat(w->folder, w->temp, 0);
+    if (w->temp[0]) (void)unlinkat(w->folder, w->temp, 0);
     writer_free(w);
 }

@@ -44,7 +44,7 @@ ms_status ms_reader_file_open(ms_reader *r, const char *path, reader_file *out, 
     if (fd < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: open", path);
     out->fd = fd;
     if (fstat(fd, &st) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: stat", path);
-    if (!S_ISREG(st.st_mode)) return ms_fail(err, MS_ERR_FORMAT, "%s: expected a regular file", path);
+    if (!S_ISREG(st.st_mode)) return ms_fail_not_regular(err, path, st.st_mode);
     int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0) {
         return ms_fail_errno(err, MS_ERR_IO, errno, "%s: set its flags", path);

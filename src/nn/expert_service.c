@@ -7,6 +7,7 @@
 struct ms_expert_service {
     ms_backend *backend;
     const ms_expert_table *table;
+    const ms_checkpoint *checkpoint; /* for messages */
     ms_expert_service_options options;
     uint64_t expert_bytes;
     uint32_t scratch_count;
@@ -88,6 +89,7 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
     if (!s) return ms_fail_memory(err, "expert service", sizeof *s);
     s->backend = be;
     s->table = table;
+    s->checkpoint = c;
     s->options = *options;
     s->expert_bytes = table->expert_bytes;
     s->scratch_count = scratch_slots(table, options);
@@ -196,6 +198,8 @@ static ms_status take(ms_expert_service *s, const ms_read_done *done, uint8_t *s
     ms_status st = s->backend->install(s->backend, slot, done->data, s->options.shape, err);
     ms_reader_release(s->reader, done->buffer);
     if (st != MS_OK) {
+        const ms_expert_extent *x = &s->table->extents[(size_t)s->layer * s->table->expert_count + w->expert];
+        ms_error_context(err, "%s", ms_checkpoint_shard_path(s->checkpoint, x->shard));
         fail_context(s, w->expert, err);
         if (fill) {
             (void)ms_cache_abort(s->cache, s->layer, w, true, NULL);
@@ -231,7 +235,9 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
         else
             MS_TRY(ms_reader_poll(s->reader, &done, &got, err));
         if (!got) break;
-        MS_TRY(take(s, &done, s->scratch + *count * s->expert_bytes, &ready[*count], err));
+        /* without scratch every expert has a slot and no want is streamed */
+        uint8_t *scratch = s->scratch ? s->scratch + *count * s->expert_bytes : NULL;
+        MS_TRY(take(s, &done, scratch, &ready[*count], err));
         (*count)++;
     }
     return MS_OK;

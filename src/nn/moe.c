@@ -77,14 +77,25 @@ static ms_status run_experts(ms_backend *be, ms_expert_service *service, const m
     }
 }
 
+/* Everything that needs no expert. */
+static void run_shared(ms_backend *be, const ms_moe *moe, const ms_moe_buffers *buf, const float *x, uint32_t n) {
+    ms_product down = {.weight = moe->latent_down, .out = buf->latent, .out_stride = moe->shape.hidden};
+    be->project(be, x, n, &down, 1);
+    be->experts_begin(be, buf->latent, n, moe->shape);
+    be->mlp(be, buf->shared, x, n, moe->shared_gate, moe->shared_up, moe->shared_down, moe->act);
+}
+
 ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_moe *moe,
                          const ms_moe_buffers *buf, float *out, const float *x, uint32_t n, const uint32_t **host_ids,
                          ms_error *err) {
     uint32_t k = moe->router.top_k;
     groups g = lay_out(buf->host, n, k, moe->experts);
     be->router_topk(be, buf->ids, buf->weights, x, n, &moe->router);
-    be->download(be, g.ids, buf->ids, (size_t)n * k * sizeof *g.ids);
-    ms_status st = be->sync(be, err); /* a router row that is not finite stops here, before any read */
+    be->fetch_begin(be, buf->ids, (size_t)n * k * sizeof *g.ids);
+    /* What does not need the ids runs while they travel and while reads are in flight: on a device it is in the queue
+     * before the host waits; where operations run at once, the reads come first. */
+    if (be->deferred) run_shared(be, moe, buf, x, n);
+    ms_status st = be->fetch_end(be, g.ids, err); /* a router row that is not finite stops here, before any read */
     if (st == MS_OK) st = group_rows(&g, n, k, moe->experts, err);
     if (st != MS_OK) {
         ms_error_context(err, "layer %u", moe->layer);
@@ -93,11 +104,7 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
     if (host_ids) *host_ids = g.ids;
 
     MS_TRY(ms_expert_request(service, moe_layer, g.unique, g.unique_count, err));
-    /* Reads are in flight: everything that needs no miss runs now. */
-    ms_product down = {.weight = moe->latent_down, .out = buf->latent, .out_stride = moe->shape.hidden};
-    be->project(be, x, n, &down, 1);
-    be->experts_begin(be, buf->latent, n, moe->shape);
-    be->mlp(be, buf->shared, x, n, moe->shared_gate, moe->shared_up, moe->shared_down, moe->act);
+    if (!be->deferred) run_shared(be, moe, buf, x, n);
     st = run_experts(be, service, moe, buf->pairs, &g, err);
     ms_expert_end(service);
     if (st != MS_OK) return st;

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/loader.h"
 #include "session/engine.h"
 #include "session/loader.h"
 
@@ -14,26 +13,35 @@ static void say(void *arg, const char *text) {
 
 static double gib(uint64_t bytes) { return (double)bytes / (double)(1ull << 30); }
 
+static ms_status refuse_device(const ms_plan *p, ms_error *err) {
+    return ms_fail(err, MS_ERR_NO_FIT,
+                   "does not fit the device: needs %.3f GiB of its memory and a reserve of %.3f GiB, %.3f GiB are free; fewer "
+                   "--experts, a smaller --context or --range make it smaller",
+                   gib(p->device_total_bytes), gib(p->device_reserve_bytes), gib(p->device_available_bytes));
+}
+
+static uint64_t host_bytes(const ms_plan *p, const char *group) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < p->item_count; i++)
+        if (!p->items[i].device && !strcmp(p->items[i].group, group)) sum += p->items[i].bytes;
+    return sum;
+}
+
 static ms_status refuse(const ms_plan *p, ms_error *err) {
+    if (p->has_device && (p->device_available_bytes < p->device_reserve_bytes ||
+                          p->device_total_bytes > p->device_available_bytes - p->device_reserve_bytes))
+        return refuse_device(p, err);
     return ms_fail(err, MS_ERR_NO_FIT,
                    "does not fit: needs %.3f GiB (static %.3f, cache %.3f, state %.3f, staging %.3f, workspace %.3f, process %.3f) "
                    "and a reserve of %.3f GiB, %.3f GiB are available; fewer --experts, a smaller --context or --range, or a "
                    "smaller --reserve make it smaller",
-                   gib(p->total_bytes), gib(ms_plan_group_bytes(p, "static")), gib(ms_plan_group_bytes(p, "cache")),
-                   gib(ms_plan_group_bytes(p, "state")), gib(ms_plan_group_bytes(p, "staging")),
-                   gib(ms_plan_group_bytes(p, "workspace")), gib(ms_plan_group_bytes(p, "process")),
-                   gib(p->reserve_bytes), gib(p->available_bytes));
+                   gib(p->total_bytes), gib(host_bytes(p, "static")), gib(host_bytes(p, "cache")),
+                   gib(host_bytes(p, "state")), gib(host_bytes(p, "staging")), gib(host_bytes(p, "workspace")),
+                   gib(host_bytes(p, "process")), gib(p->reserve_bytes), gib(p->available_bytes));
 }
 
-static ms_status create_backend(ms_engine *e, ms_error *err) {
+static ms_status reserve_scratch(ms_engine *e, ms_error *err) {
     const ms_engine_options *o = &e->options;
-    ms_backend_options bo = {.name = o->backend,
-                             .precision = o->precision,
-                             .threads = o->threads,
-                             .kernels = o->kernels,
-                             .log = say,
-                             .log_arg = e};
-    MS_TRY(ms_backend_open(&e->backend, &bo, err));
     if (!strcmp(e->backend->kernels, "scalar") && !o->kernels)
         say(e, "this CPU has no supported vector instructions: scalar kernels are used");
     ms_scratch_need need;
@@ -64,11 +72,11 @@ static ms_status open_engine(ms_engine *e, const ms_engine_options *options, ms_
     e->model_path = strdup(options->model);
     if (!e->model_path) return ms_fail_memory(err, "model path", strlen(options->model));
     MS_TRY(ms_model_open(&e->model, e->model_path, err));
-    MS_TRY(ms_plan_for_model(&e->plan, &e->model, options, &e->options, err));
+    MS_TRY(ms_plan_for_model(&e->plan, &e->model, options, &e->options, &e->backend, err));
     e->options.model = e->model_path;
     if (!e->plan->fits) return refuse(e->plan, err);
     e->logit_rows = ms_plan_logit_rows(&e->model.info, &e->options);
-    MS_TRY(create_backend(e, err));
+    MS_TRY(reserve_scratch(e, err));
     return load(e, err);
 }
 

@@ -33,9 +33,10 @@ struct ms_engine {
     uint32_t logit_rows; /* rows of a logits batch */
 };
 
-/* Resolved options and the ledger for a model. */
+/* Resolved options and the ledger for a model.  *backend gets the backend that the ledger was made for, without scratch;
+ * NULL: it is closed. */
 ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_options *options, ms_engine_options *resolved,
-                            ms_error *err);
+                            ms_backend **backend, ms_error *err);
 
 /* Rows of one logits batch. */
 uint32_t ms_plan_logit_rows(const ms_lane_info *info, const ms_engine_options *resolved);

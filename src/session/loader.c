@@ -1,5 +1,6 @@
 #include "session/loader.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/bytes.h"
@@ -35,10 +36,22 @@ static float element(const void *data, ms_format f, size_t i) {
     return f == MS_FORMAT_F32 ? ((const float *)data)[i] : ms_bf16_to_f32(((const uint16_t *)data)[i]);
 }
 
+/* A value that is refused names its file as well as its tensor. */
+static ms_status blame(const ms_checkpoint *c, const ms_tensor *t, ms_status st, ms_error *err) {
+    if (st == MS_ERR_NUMERIC) ms_error_context(err, "%s: %s", ms_checkpoint_shard_path(c, t->shard), t->name);
+    return st;
+}
+
 static ms_status read_vector(const ms_checkpoint *c, const ms_tensor *t, float *out, uint32_t n, void *scratch,
                              ms_error *err) {
     MS_TRY(ms_checkpoint_read(c, t, 0, scratch, (size_t)t->bytes, err));
-    for (uint32_t i = 0; i < n; i++) out[i] = element(scratch, source_format(t), i);
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = element(scratch, source_format(t), i);
+        if (!isfinite(out[i])) {
+            ms_fail(err, MS_ERR_NUMERIC, "column %u: expected a finite value, found %g", i, (double)out[i]);
+            return blame(c, t, MS_ERR_NUMERIC, err);
+        }
+    }
     return MS_OK;
 }
 
@@ -55,6 +68,8 @@ static ms_status fill_folded(ms_backend *be, const ms_checkpoint *c, const ms_st
     if (st == MS_OK) {
         for (uint32_t i = 0; i < w->cols; i++) x[i] = x[i] * y[i];
         st = be->weight_fill(be, w, 0, 1, x, MS_FORMAT_F32, err);
+        if (st == MS_ERR_NUMERIC) ms_error_context(err, "product with %s", b->name);
+        st = blame(c, a, st, err);
     }
     free(x);
     return st;
@@ -80,7 +95,8 @@ static ms_status fill_rows(loading *l, const ms_tensor *t, ms_weight *w, ms_erro
     for (uint32_t row = 0; row < w->rows;) {
         uint32_t n = w->rows - row < at_once ? w->rows - row : at_once;
         MS_TRY(ms_checkpoint_read(l->checkpoint, t, row * row_bytes, l->piece, (size_t)(n * row_bytes), err));
-        MS_TRY(l->backend->weight_fill(l->backend, w, row, n, l->piece, source_format(t), err));
+        ms_status st = l->backend->weight_fill(l->backend, w, row, n, l->piece, source_format(t), err);
+        MS_TRY(blame(l->checkpoint, t, st, err));
         advance(l, n * row_bytes);
         row += n;
     }
@@ -120,7 +136,7 @@ ms_status ms_statics_load(ms_backend *be, const ms_checkpoint *c, const ms_stati
     ms_status st = MS_OK;
     for (size_t i = 0; i < list->count && st == MS_OK; i++) {
         st = load_item(&l, &list->items[i], weight_at(weights, &list->items[i]), err);
-        if (st != MS_OK) ms_error_context(err, "%s", list->items[i].name);
+        if (st != MS_OK && st != MS_ERR_NUMERIC) ms_error_context(err, "%s", list->items[i].name);
     }
     free(l.piece);
     if (st != MS_OK) ms_statics_unload(be, list, weights);

@@ -16,6 +16,7 @@
 enum { TEXT_BYTES_PER_ID = 72 };
 /* A pool thread's touched stack and bookkeeping: 13 KB measured with 256 threads. */
 enum { THREAD_BYTES = 32 << 10 };
+#define DEVICE_RESERVE (1ull << 30)
 enum { DEFAULT_SLOTS = 32, DEFAULT_STAGING = 16, DEFAULT_RANGE = 512, DEFAULT_CONTEXT = 8192, MAX_RANGE = 1 << 20 };
 #define LOGIT_BATCH_BYTES (4ull << 20)
 enum { DIRECTORY_NAME_BYTES = 96 }; /* longer than the average tensor name of any lane */
@@ -61,13 +62,18 @@ typedef struct ledger {
     bool failed;
 } ledger;
 
-static void add(ledger *l, const char *group, const char *name, uint64_t bytes) {
+typedef enum place { HOST, DEVICE } place;
+
+/* DEVICE is the host's memory too where the backend has none of its own. */
+static void add(ledger *l, place where, const char *group, const char *name, uint64_t bytes) {
     ms_plan *p = l->plan;
     if (bytes == 0 || l->failed) return;
+    bool device = where == DEVICE && p->has_device;
+    uint64_t *total = device ? &p->device_total_bytes : &p->total_bytes;
     for (size_t i = 0; i < p->item_count; i++) /* same line twice: one sum */
-        if (p->items[i].group == group && !strcmp(p->items[i].name, name)) {
+        if (p->items[i].group == group && p->items[i].device == device && !strcmp(p->items[i].name, name)) {
             p->items[i].bytes = sum_or_max(p->items[i].bytes, bytes);
-            p->total_bytes = sum_or_max(p->total_bytes, bytes);
+            *total = sum_or_max(*total, bytes);
             return;
         }
     if (p->item_count == l->cap) {
@@ -80,8 +86,8 @@ static void add(ledger *l, const char *group, const char *name, uint64_t bytes) 
         p->items = items;
         l->cap = cap;
     }
-    p->items[p->item_count++] = (ms_plan_item){group, name, bytes};
-    p->total_bytes = sum_or_max(p->total_bytes, bytes);
+    p->items[p->item_count++] = (ms_plan_item){group, name, bytes, device};
+    *total = sum_or_max(*total, bytes);
 }
 
 static const char g_static[] = "static", g_cache[] = "cache", g_state[] = "state", g_staging[] = "staging",
@@ -93,7 +99,7 @@ static ms_status plan_statics(ledger *l, const ms_model *m, const ms_engine_opti
     ms_static_list list = {0};
     ms_status st = m->lane->statics(m->config, o->static_format, &list, err);
     for (size_t i = 0; i < list.count; i++)
-        add(l, g_static, names[list.items[i].format], ms_static_item_bytes(m->checkpoint, &list.items[i]));
+        add(l, DEVICE, g_static, names[list.items[i].format], ms_static_item_bytes(m->checkpoint, &list.items[i]));
     ms_static_list_free(&list);
     return st;
 }
@@ -105,14 +111,14 @@ static ms_status plan_state(ledger *l, const ms_model *m, const ms_engine_option
     m->lane->state_parts(m->config, o->precision, parts);
     uint64_t fixed = 0;
     for (uint32_t i = 0; i < n; i++) {
-        add(l, g_state, parts[i].kind, parts[i].bytes + parts[i].row_bytes * o->context);
+        add(l, DEVICE, g_state, parts[i].kind, parts[i].bytes + parts[i].row_bytes * o->context);
         l->plan->state_bytes_per_token += parts[i].row_bytes;
         fixed = sum_or_max(fixed, parts[i].bytes);
     }
     free(parts);
-    add(l, g_state, "pass in progress", fixed);
-    add(l, g_state, "snapshots", product_or_max(fixed, o->snapshots));
-    add(l, g_state, "token history", o->context * sizeof(uint32_t));
+    add(l, DEVICE, g_state, "pass in progress", fixed);
+    add(l, DEVICE, g_state, "snapshots", product_or_max(fixed, o->snapshots));
+    add(l, HOST, g_state, "token history", o->context * sizeof(uint32_t));
     return MS_OK;
 }
 
@@ -126,38 +132,48 @@ static ms_status plan_workspace(ledger *l, const ms_model *m, const ms_engine_op
     ms_workspace_item *items = calloc(n ? n : 1, sizeof *items);
     if (!items) return ms_fail_memory(err, "workspace items", n * sizeof *items);
     m->lane->workspace(m->config, o->range_rows, items);
-    for (uint32_t i = 0; i < n; i++) add(l, g_workspace, items[i].name, items[i].bytes);
+    for (uint32_t i = 0; i < n; i++) add(l, items[i].host ? HOST : DEVICE, g_workspace, items[i].name, items[i].bytes);
     free(items);
     ms_scratch_need need;
     m->lane->scratch_need(m->config, o->range_rows, o->context, &need);
-    add(l, g_workspace, "kernel scratch", be->scratch_bytes(be, &need));
+    uint64_t scratch = be->scratch_bytes(be, &need), host = be->scratch_host_bytes(be, &need);
+    add(l, DEVICE, g_workspace, "kernel scratch", scratch - host);
+    add(l, HOST, g_workspace, "kernel scratch", host);
     /* device rows as f32; on the host one pass as stored and widened */
-    add(l, g_workspace, "embedding rows", (uint64_t)o->range_rows * m->info.hidden * (4 + 4 + 2));
-    uint64_t logits = 4ull * m->info.vocab;
-    add(l, g_workspace, "logits", logits * (1 + 2 * ms_plan_logit_rows(&m->info, o)));
+    uint64_t embedding = (uint64_t)o->range_rows * m->info.hidden, logits = 4ull * m->info.vocab;
+    add(l, DEVICE, g_workspace, "embedding rows", embedding * 4);
+    add(l, HOST, g_workspace, "embedding rows", embedding * (4 + 2));
+    uint64_t batch = ms_plan_logit_rows(&m->info, o);
+    add(l, DEVICE, g_workspace, "logits", logits * batch);
+    add(l, HOST, g_workspace, "logits", logits * (1 + batch));
     return MS_OK;
 }
 
 static void plan_experts(ledger *l, const ms_model *m, const ms_engine_options *o) {
     ms_expert_service_options eo = {
         .shape = m->info.expert_shape, .slots = o->experts, .staging = o->staging, .read_depth = o->read_depth};
-    add(l, g_cache, "expert slots", ms_expert_slot_bytes_total(&m->experts, &eo));
-    add(l, g_staging, "expert read buffers", ms_expert_staging_bytes_total(&m->experts, &eo));
-    add(l, g_staging, "expert scratch slots", ms_expert_scratch_bytes_total(&m->experts, &eo));
+    add(l, DEVICE, g_cache, "expert slots", ms_expert_slot_bytes_total(&m->experts, &eo));
+    add(l, HOST, g_staging, "expert read buffers", ms_expert_staging_bytes_total(&m->experts, &eo));
+    add(l, DEVICE, g_staging, "expert scratch slots", ms_expert_scratch_bytes_total(&m->experts, &eo));
 }
 
 static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *o, unsigned threads) {
     ms_expert_service_options eo = {.slots = o->experts};
-    add(l, g_process, "expert tables", ms_expert_table_bytes_total(&m->experts, &eo));
-    add(l, g_process, "tensor directory",
+    add(l, HOST, g_process, "expert tables", ms_expert_table_bytes_total(&m->experts, &eo));
+    add(l, HOST, g_process, "tensor directory",
         ms_checkpoint_tensor_count(m->checkpoint) * (sizeof(ms_tensor) + DIRECTORY_NAME_BYTES));
-    add(l, g_process, "text tables", (uint64_t)m->info.vocab * TEXT_BYTES_PER_ID);
-    add(l, g_process, "threads", (uint64_t)threads * THREAD_BYTES);
-    add(l, g_process, "program", PROCESS_BASE_BYTES);
+    add(l, HOST, g_process, "text tables", (uint64_t)m->info.vocab * TEXT_BYTES_PER_ID);
+    add(l, HOST, g_process, "threads", (uint64_t)threads * THREAD_BYTES);
+    add(l, HOST, g_process, "program", PROCESS_BASE_BYTES);
 }
 
-static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o, ms_error *err) {
+/* Scratch sizes depend on kernels and threads, so the backend that will run answers for them. */
+static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o, ms_backend *be, ms_error *err) {
     ledger l = {.plan = p};
+    uint64_t device_bytes;
+    be->device_memory(be, &device_bytes, &p->device_available_bytes);
+    p->has_device = device_bytes != 0;
+    if (p->has_device) p->device_reserve_bytes = min_u64(DEVICE_RESERVE, device_bytes / 20);
     (void)snprintf(p->lane, sizeof p->lane, "%s", m->lane->name);
     p->context = o->context;
     p->experts = o->experts;
@@ -167,19 +183,12 @@ static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o,
     p->staging = o->staging;
     p->expert_bytes = m->experts.expert_bytes;
 
-    /* Scratch sizes depend on kernels and threads: a backend without buffers answers for the real one. */
-    ms_backend *be = NULL;
-    ms_backend_options bo = {
-        .name = o->backend, .precision = o->precision, .threads = o->threads, .kernels = o->kernels};
-    MS_TRY(ms_backend_open(&be, &bo, err));
     ms_status st = plan_statics(&l, m, o, err);
     plan_experts(&l, m, o);
     if (st == MS_OK) st = plan_state(&l, m, o, err);
     if (st == MS_OK) st = plan_workspace(&l, m, o, be, err);
-    unsigned threads = be->threads;
-    be->destroy(be);
     if (st != MS_OK) return st;
-    plan_process(&l, m, o, threads);
+    plan_process(&l, m, o, be->threads);
     if (l.failed) return ms_fail_memory(err, "plan", 0);
     return MS_OK;
 }
@@ -191,22 +200,32 @@ static ms_status judge(ms_plan *p, const ms_engine_options *o, ms_error *err) {
     p->reserve_bytes = o->reserve_bytes != MS_DEFAULT_RESERVE
                            ? o->reserve_bytes
                            : min_u64(4ull << 30, p->available_bytes / 10);
-    uint64_t want;
-    p->fits = ms_add_u64(p->total_bytes, p->reserve_bytes, &want) && want <= p->available_bytes;
+    p->fits = sum_or_max(p->total_bytes, p->reserve_bytes) <= p->available_bytes &&
+              sum_or_max(p->device_total_bytes, p->device_reserve_bytes) <= p->device_available_bytes;
     return MS_OK;
 }
 
 ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_options *options,
-                            ms_engine_options *resolved, ms_error *err) {
+                            ms_engine_options *resolved, ms_backend **backend, ms_error *err) {
     MS_TRY(resolve(m, options, resolved, err));
     ms_plan *p = calloc(1, sizeof *p);
     if (!p) return ms_fail_memory(err, "plan", sizeof *p);
-    ms_status st = fill(p, m, resolved, err);
+    ms_backend *be = NULL;
+    ms_backend_options bo = {.name = resolved->backend,
+                             .precision = resolved->precision,
+                             .threads = resolved->threads,
+                             .kernels = resolved->kernels,
+                             .log = resolved->log,
+                             .log_arg = resolved->log_arg};
+    ms_status st = ms_backend_open(&be, &bo, err);
+    if (st == MS_OK) st = fill(p, m, resolved, be, err);
     if (st == MS_OK) st = judge(p, resolved, err);
+    if (be && (st != MS_OK || !backend)) be->destroy(be);
     if (st != MS_OK) {
         ms_plan_destroy(p);
         return st;
     }
+    if (backend) *backend = be;
     *out = p;
     return MS_OK;
 }
@@ -215,7 +234,7 @@ ms_status ms_plan_create(ms_plan **out, const ms_engine_options *options, ms_err
     ms_model m;
     MS_TRY(ms_model_open(&m, options->model, err));
     ms_engine_options resolved;
-    ms_status st = ms_plan_for_model(out, &m, options, &resolved, err);
+    ms_status st = ms_plan_for_model(out, &m, options, &resolved, NULL, err);
     ms_model_close(&m);
     return st;
 }

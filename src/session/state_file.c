@@ -344,7 +344,7 @@ static ms_status open_file(import_job *j, uint64_t *size, ms_error *err) {
     if (j->fd < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: open", j->path);
     struct stat st;
     if (fstat(j->fd, &st) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: stat", j->path);
-    if (!S_ISREG(st.st_mode)) return ms_fail(err, MS_ERR_FORMAT, "%s: expected a regular file", j->path);
+    if (!S_ISREG(st.st_mode)) return ms_fail_not_regular(err, j->path, st.st_mode);
     *size = (uint64_t)st.st_size;
     return MS_OK;
 }

@@ -1,8 +1,10 @@
 #include "session/text_model.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "io/file.h"
 
@@ -13,9 +15,8 @@ static ms_status check_names(const ms_tokenizer *t, const char *dir, ms_error *e
     char path[MAX_PATH];
     int n = snprintf(path, sizeof path, "%s/tokenizer_config.json", dir);
     if (n < 0 || (size_t)n >= sizeof path) return ms_fail(err, MS_ERR_USAGE, "path too long: %s", dir);
-    FILE *probe = fopen(path, "rb");
-    if (!probe) return MS_OK;
-    fclose(probe);
+    struct stat entry;
+    if (lstat(path, &entry) != 0 && errno == ENOENT) return MS_OK; /* what is there but cannot be read is an error */
     char *text = NULL;
     size_t len = 0;
     MS_TRY(ms_file_read_all(path, MAX_CONFIG_BYTES, &text, &len, err));
@@ -35,8 +36,10 @@ static ms_status read_info(ms_text_model *out, const char *dir, ms_error *err) {
     ms_status st = MS_OK;
     if (!out->lane) st = ms_fail(err, MS_ERR_UNSUPPORTED, "%s/config.json: no lane for this model_type", dir);
     if (st == MS_OK) {
+        char file[MAX_PATH]; /* for messages: a longer one is cut */
+        (void)snprintf(file, sizeof file, "%s/config.json", dir);
         void *config = calloc(1, out->lane->config_bytes);
-        st = config ? out->lane->config_parse(config, ms_json_root(doc), "config.json", err)
+        st = config ? out->lane->config_parse(config, ms_json_root(doc), file, err)
                     : ms_fail_memory(err, "model config", out->lane->config_bytes);
         if (st == MS_OK) out->lane->info(config, &out->info);
         free(config);

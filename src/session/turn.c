@@ -66,9 +66,20 @@ size_t ms_timeline_reusable(const ms_timeline *t, const uint32_t *ids, size_t co
     return reused;
 }
 
-static ms_status go_to(ms_timeline *t, source from, ms_error *err) {
-    if (from == FROM_COPY) return ms_session_restore(t->session, t->copy, err);
-    if (from == FROM_START) {
+typedef source (*chooser)(const ms_timeline *t, const uint32_t *ids, size_t count, size_t *reused);
+
+/* Goes to where the timeline can begin for ids[0..count).  A copy that the session refuses, because it was reset or
+ * imported behind the timeline's back, is dropped: the next best beginning serves. */
+static ms_status begin(ms_timeline *t, chooser best, const uint32_t *ids, size_t count, source *from, size_t *reused,
+                       ms_error *err) {
+    *from = best(t, ids, count, reused);
+    if (*from == FROM_COPY) {
+        ms_status status = ms_session_restore(t->session, t->copy, err);
+        if (status != MS_ERR_USAGE) return status;
+        ms_timeline_forget(t);
+        *from = best(t, ids, count, reused);
+    }
+    if (*from == FROM_START) {
         ms_timeline_forget(t);
         ms_session_reset(t->session);
     }
@@ -77,8 +88,8 @@ static ms_status go_to(ms_timeline *t, source from, ms_error *err) {
 
 ms_status ms_timeline_settle(ms_timeline *t, const ms_ids *ids, ms_error *err) {
     size_t reused;
-    source from = best_source(t, ids->data, ids->count, &reused);
-    MS_TRY(go_to(t, from, err));
+    source from;
+    MS_TRY(begin(t, best_source, ids->data, ids->count, &from, &reused, err));
     return reused < ids->count ? ms_session_forward(t->session, ids->data + reused, ids->count - reused, NULL, err)
                                : MS_OK;
 }
@@ -270,8 +281,8 @@ static ms_status run(decoding *d, const ms_prompt *p, ms_error *err) {
     ms_engine_stats before, after;
     MS_TRY(check_room(p, ms_engine_plan(t->engine)->context, &room, err));
     ms_engine_get_stats(t->engine, &before);
-    source from = best_with_logits(t, p->ids.data, p->ids.count, &out->reused);
-    MS_TRY(go_to(t, from, err));
+    source from;
+    MS_TRY(begin(t, best_with_logits, p->ids.data, p->ids.count, &from, &out->reused, err));
     ms_status status = evaluate(t, p, d->o, out, err);
     ms_engine_get_stats(t->engine, &after);
     out->prompt_read_bytes = after.expert_read_bytes - before.expert_read_bytes;

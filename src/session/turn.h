@@ -27,7 +27,8 @@ typedef struct ms_timeline {
 
 void ms_timeline_init(ms_timeline *t, ms_engine *engine, ms_session *session, const ms_text_model *model);
 void ms_timeline_fini(ms_timeline *t); /* the session stays */
-/* Drops the copy: after an import or a reset of the session by others. */
+/* Drops the copy: after an import or a reset of the session by others.  A turn does it by itself when the session
+ * refuses the copy; only ms_timeline_reusable counts on it until then. */
 void ms_timeline_forget(ms_timeline *t);
 /* How many of ids[0..count) need no evaluation. */
 size_t ms_timeline_reusable(const ms_timeline *t, const uint32_t *ids, size_t count);

@@ -85,7 +85,7 @@ static ms_status open_shard(shard *s, char *path, const char *named_by, ms_error
     if (s->fd < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s (named by %s)", path, named_by);
     struct stat st;
     if (fstat(s->fd, &st) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s", path);
-    if (!S_ISREG(st.st_mode)) return ms_fail(err, MS_ERR_FORMAT, "%s: expected a regular file", path);
+    if (!S_ISREG(st.st_mode)) return ms_fail_not_regular(err, path, st.st_mode);
     s->file_bytes = (uint64_t)st.st_size;
     return MS_OK;
 }

@@ -2,9 +2,12 @@
 #include "text/tokenizer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/utf8.h"
@@ -154,6 +157,19 @@ ms_status ms_tokenizer_parse(ms_tokenizer **out, const char *data, size_t len, c
     return MS_OK;
 }
 
+/* Only a regular file (or a link to one); O_NONBLOCK keeps a FIFO from waiting for a writer. */
+static ms_status open_rank_file(FILE **out, const char *path, ms_error *err) {
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    bool found = fd >= 0 ? fstat(fd, &st) == 0 : errno == ENXIO && stat(path, &st) == 0; /* ENXIO: a socket */
+    ms_status status = MS_OK;
+    if (found && !S_ISREG(st.st_mode)) status = ms_fail_not_regular(err, path, st.st_mode);
+    else if (!found || (*out = fdopen(fd, "rb")) == NULL)
+        status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: opening the rank file", path);
+    if (status != MS_OK && fd >= 0) (void)close(fd);
+    return status;
+}
+
 /* Reads the whole file, but not more than one byte beyond the largest accepted size. */
 static ms_status read_rank_file(ms_text *out, FILE *file, const char *path, ms_error *err) {
     char block[16384];
@@ -170,8 +186,8 @@ static ms_status read_rank_file(ms_text *out, FILE *file, const char *path, ms_e
 
 ms_status ms_tokenizer_open(ms_tokenizer **out, const char *rank_path, ms_error *err) {
     *out = NULL;
-    FILE *file = fopen(rank_path, "rbe");
-    if (file == NULL) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: opening the rank file", rank_path);
+    FILE *file = NULL;
+    MS_TRY(open_rank_file(&file, rank_path, err));
     ms_text data = {0};
     ms_status status = read_rank_file(&data, file, rank_path, err);
     (void)fclose(file);

@@ -45,6 +45,17 @@ static void expect_usage(const char *const *args, const char *part) {
     cli_free(&c);
 }
 
+/* Refused before the weights are loaded: exit code 1, nothing on standard output, and a message with `part`. */
+static void expect_refusal(const char *const *args, const char *part) {
+    cli c;
+    assert_int_equal(chat(&c, args, ""), 1);
+    assert_string_equal(c.out_text.data, "");
+    if (!says(&c.err_text, part)) print_error("expected \"%s\" in: %s\n", part, c.err_text.data);
+    assert_true(says(&c.err_text, part));
+    assert_false(says(&c.err_text, "ready: "));
+    cli_free(&c);
+}
+
 /* The number behind `name` in the nth stats line. */
 static long stat_value(const ms_text *t, int line, const char *name) {
     const char *at = t->data;
@@ -71,6 +82,10 @@ static void help_and_version_need_nothing(void **state) {
 static void wrong_usage_names_the_argument(void **state) {
     (void)state;
     expect_usage(ARGS("-p", "x"), "MOONSHINE_MODEL");
+    expect_usage(ARGS("", "-p", "x"), "MODEL: expected a checkpoint directory, found an empty string");
+    expect_usage(ARGS(CLI_MODEL, "--save", "", "-p", "x"), "--save: expected a file name");
+    expect_usage(ARGS(CLI_MODEL, "--history", ""), "--history: expected a file name");
+    expect_usage(ARGS(CLI_MODEL, "--temperature", "1e-1", "-p", "x"), "digits like 0.5, a number from 0 to 2");
     expect_usage(ARGS(CLI_MODEL, "--bogus"), "--bogus");
     expect_usage(ARGS(CLI_MODEL, "second"), "\"second\"");
     expect_usage(ARGS(CLI_MODEL, "--context", "63"), "64 to 1048576");
@@ -124,6 +139,29 @@ static void a_missing_model_is_named(void **state) {
     assert_int_equal(chat(&c, ARGS("/nonexistent/model", "-p", "x", "--json"), ""), 1);
     assert_true(says(&c.out_text, "{\"error\":{\"code\":\"io\",\"message\":"));
     cli_free(&c);
+}
+
+/* The context of `moonshine plan` under a value of MOONSHINE_CONTEXT. */
+static unsigned long planned_context(const char *value, const char *option) {
+    const char *folder = getenv("MOONSHINE_BIN");
+    char line[1024], text[4096];
+    (void)snprintf(line, sizeof line, "MOONSHINE_CONTEXT=%s '%s/moonshine' plan %s %s", value,
+                   folder && *folder ? folder : "build", CLI_MODEL, option);
+    FILE *p = popen(line, "r");
+    assert_non_null(p);
+    size_t n = fread(text, 1, sizeof text - 1, p);
+    text[n] = 0;
+    (void)pclose(p);
+    const char *at = strstr(text, ", context ");
+    assert_non_null(at);
+    return strtoul(at + strlen(", context "), NULL, 10);
+}
+
+static void plan_takes_the_context_from_the_environment(void **state) {
+    (void)state;
+    assert_int_equal(planned_context("100", ""), 100);
+    assert_int_equal(planned_context("100", "--context 200"), 200);
+    assert_true(planned_context("", "") > 200);
 }
 
 static void what_does_not_fit_is_refused(void **state) {
@@ -277,6 +315,27 @@ static void each_line_is_a_message(void **state) {
     cli_free(&whole);
 }
 
+/* What a pipe ends in the middle of an entry is sent. */
+static void the_end_of_a_pipe_ends_an_entry(void **state) {
+    (void)state;
+    cli whole, c;
+    const char *const *args = ARGS(CLI_MODEL, "--quiet", "--decode-state-digest");
+    assert_int_equal(chat(&whole, ARGS(CLI_MODEL, "--quiet", "--decode-state-digest", "-p", "Say\nhello."), ""), 0);
+    assert_true(whole.out_text.len > 1);
+    static const char *const inputs[] = {"/multi\nSay\nhello.\n", "/multi\nSay\nhello.", "Say\\\nhello.\\\n",
+                                         "Say\\\nhello.\\", "/multi\r\nSay\r\nhello.\r\n.\r\n",
+                                         "Say\\\r\nhello.\r\n/quit\r\n"};
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
+        assert_int_equal(chat(&c, args, inputs[i]), 0);
+        assert_string_equal(c.out_text.data, whole.out_text.data);
+        assert_string_equal(c.err_text.data, whole.err_text.data);
+        cli_free(&c);
+    }
+    cli_free(&whole);
+    expect(args, "/multi\n", 0, "");
+    expect(args, "\\\n", 0, "");
+}
+
 static void the_same_as_one_long_prompt(void **state) {
     (void)state;
     char folder[64];
@@ -373,7 +432,7 @@ static void saved_and_loaded_is_uninterrupted(void **state) {
     cli_free(&whole);
     cli_free(&tail);
     /* An existing file stays without --force; a damaged one changes nothing. */
-    expect_usage(ARGS(CLI_MODEL, "-p", "x", "--save", second), "--force");
+    expect_refusal(ARGS(CLI_MODEL, "-p", "x", "--save", second), "--force");
     expect(ARGS(CLI_MODEL, "--save", second, "--force"), "Say hello.\n", 0, HELLO "\n");
     cli_write_file(file, "not a state file");
     (void)snprintf(input, sizeof input, "Say hello.\n/load %s\n/ctx\nWhat is the capital of France?\n", file);
@@ -382,6 +441,38 @@ static void saved_and_loaded_is_uninterrupted(void **state) {
     assert_true(says(&whole.err_text, "[position=41 "));
     cli_free(&whole);
     expect_usage(ARGS(CLI_MODEL, "--load", second, "--system", "x"), "exclude each other");
+    cli_remove_folder(folder);
+}
+
+static void save_targets_are_checked_before_loading(void **state) {
+    (void)state;
+    char folder[64], inner[80], missing[80];
+    cli_make_folder(folder);
+    (void)snprintf(inner, sizeof inner, "%s/", folder);
+    (void)snprintf(missing, sizeof missing, "%s/none/state", folder);
+    const char *fifo = cli_path(folder, "fifo"), *link = cli_path(folder, "link"), *file = cli_path(folder, "file");
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(symlink("nowhere", link), 0);
+    cli_write_file(file, "mine");
+    const char *const targets[] = {folder, inner, missing, fifo, link, "/dev/null"};
+    for (size_t i = 0; i < sizeof targets / sizeof targets[0]; i++) {
+        expect_refusal(ARGS(CLI_MODEL, "-p", "x", "--save", targets[i]), "--save: ");
+        expect_refusal(ARGS(CLI_MODEL, "--save", targets[i], "--force"), "--save: ");
+    }
+    expect_refusal(ARGS(CLI_MODEL, "--save", file), "exists; --force");
+    /* One that appears later is not replaced either. */
+    cli c;
+    const char *late = cli_path(folder, "late");
+    cli_start(&c, "moonshine-chat", ARGS(CLI_MODEL, "--save", late));
+    cli_send(&c, "Say hello.\n");
+    assert_true(cli_wait_for(&c, &c.err_text, 0, "position=41"));
+    cli_write_file(late, "mine");
+    assert_int_equal(cli_finish(&c), 1);
+    assert_true(says(&c.err_text, "file exists"));
+    struct stat st;
+    assert_int_equal(stat(late, &st), 0);
+    assert_int_equal(st.st_size, 4);
+    cli_free(&c);
     cli_remove_folder(folder);
 }
 
@@ -448,6 +539,8 @@ static void wrong_requests(void **state) {
         {"{\"messages\":[],\"max_tokens\":0}", "max_tokens: expected a whole number from 1"},
         {"{\"messages\":[],\"stop\":[\"\"]}", "stop"},
         {"{\"messages\":[],\"stop\":5}", "stop"},
+        {"{\"thinking\":false,\"add_generation_prompt\":false,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
+         "add_generation_prompt: expected true"},
         {"{\"messages\":[],\"response_format\":{\"type\":\"json_object\"}}", "not available in this version"},
     };
     char folder[64];
@@ -456,6 +549,7 @@ static void wrong_requests(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cli_write_file(request, cases[i].body);
         expect_usage(ARGS(CLI_MODEL, "--messages", request), cases[i].part);
+        expect_usage(ARGS(CLI_MODEL, "--messages", request), "/request.json: ");
     }
     cli_remove_folder(folder);
 }
@@ -477,29 +571,32 @@ static void a_closed_output_ends_quietly(void **state) {
 /* Slow enough to be interrupted. */
 #define SLOW "--kernels", "scalar", "--precision", "reference", "--threads", "1", "--static", "bf16"
 
-static void an_interrupt_stops_the_turn_only(void **state) {
+static void an_interrupt_ends_a_piped_conversation(void **state) {
     (void)state;
+    char folder[64];
+    cli_make_folder(folder);
+    const char *file = cli_path(folder, "state");
     cli c;
-    cli_start(&c, "moonshine-chat", ARGS(CLI_MODEL, SLOW));
-    cli_send(&c, "Tell me a story.\n");
+    cli_start(&c, "moonshine-chat", ARGS(CLI_MODEL, SLOW, "--save", file));
+    cli_send(&c, "Tell me a story.\nWhat is the capital of France?\n");
     assert_true(cli_wait_for(&c, &c.out_text, 0, "Once"));
     cli_signal(&c, SIGINT);
-    assert_true(cli_wait_for(&c, &c.err_text, 0, "tokens of the reply are kept"));
-    size_t cut = c.out_text.len;
-    cli_send(&c, "What is the capital of France?\n");
-    assert_int_equal(cli_finish(&c), 0);
-    assert_true(cut < 200);
-    assert_non_null(strstr(c.out_text.data, "The capital of France is"));
-    assert_true(says(&c.err_text, "finish=cancelled"));
+    assert_int_equal(cli_finish(&c), 130);
+    assert_true(c.out_text.len < 200);
+    assert_null(strstr(c.out_text.data, "capital"));
+    assert_true(says(&c.err_text, "interrupted after "));
+    assert_true(says(&c.err_text, "tokens of the reply"));
+    assert_int_equal(access(file, F_OK), -1);
     cli_free(&c);
+    cli_remove_folder(folder);
 }
 
-static void an_interrupt_in_the_prompt_keeps_the_conversation(void **state) {
+static void an_interrupt_in_a_piped_prompt(void **state) {
     (void)state;
     cli c;
     ms_text longer = {0};
     for (int i = 0; i < 900; i++) ms_text_puts(&longer, "many words ");
-    ms_text_puts(&longer, "\n");
+    ms_text_puts(&longer, "\nSay hello.\n");
     cli_start(&c, "moonshine-chat",
               ARGS(CLI_MODEL, "--kernels", "scalar", "--threads", "1", "--sequential-limit", "100000"));
     cli_send(&c, "Say hello.\n");
@@ -507,13 +604,28 @@ static void an_interrupt_in_the_prompt_keeps_the_conversation(void **state) {
     cli_send(&c, longer.data);
     (void)usleep(300 * 1000);
     cli_signal(&c, SIGINT);
-    assert_true(cli_wait_for(&c, &c.err_text, 0, "interrupted in the prompt"));
-    cli_send(&c, "/ctx\nWhat is the capital of France?\n");
-    assert_int_equal(cli_finish(&c), 0);
-    assert_string_equal(c.out_text.data, HELLO "\n" PARIS "\n");
-    assert_true(says(&c.err_text, "[position=41 "));
+    assert_int_equal(cli_finish(&c), 130);
+    assert_string_equal(c.out_text.data, HELLO "\n");
+    assert_true(says(&c.err_text, "interrupted in the prompt"));
     cli_free(&c);
     ms_text_free(&longer);
+}
+
+static void an_interrupt_between_piped_turns(void **state) {
+    (void)state;
+    static const char *const begun[] = {"", "What is the capital"}; /* nothing, and half a line */
+    for (size_t i = 0; i < 2; i++) {
+        cli c;
+        cli_start(&c, "moonshine-chat", ARGS(CLI_MODEL));
+        cli_send(&c, "Say hello.\n");
+        assert_true(cli_wait_for(&c, &c.err_text, 0, "[prefill read="));
+        cli_send(&c, begun[i]);
+        (void)usleep(200 * 1000);
+        cli_signal(&c, SIGINT);
+        assert_int_equal(cli_finish(&c), 130);
+        assert_string_equal(c.out_text.data, HELLO "\n");
+        cli_free(&c);
+    }
 }
 
 static void one_shot_ends_with_130_and_143(void **state) {
@@ -533,25 +645,13 @@ static void one_shot_ends_with_130_and_143(void **state) {
     cli_remove_folder(folder);
 }
 
-static void two_interrupts_end_with_130(void **state) {
-    (void)state;
-    cli c;
-    cli_start(&c, "moonshine-chat", ARGS(CLI_MODEL));
-    cli_send(&c, "Say hello.\n");
-    assert_true(cli_wait_for(&c, &c.err_text, 0, "position=41"));
-    cli_signal(&c, SIGINT);
-    (void)usleep(100 * 1000);
-    cli_signal(&c, SIGINT);
-    assert_int_equal(cli_finish(&c), 130);
-    cli_free(&c);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(help_and_version_need_nothing),
         cmocka_unit_test(wrong_usage_names_the_argument),
         cmocka_unit_test(tokens_and_rendering),
         cmocka_unit_test(a_missing_model_is_named),
+        cmocka_unit_test(plan_takes_the_context_from_the_environment),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(hello),
         cmocka_unit_test(a_path_with_spaces_and_accents),
@@ -561,19 +661,21 @@ int main(void) {
         cmocka_unit_test(reasoning_goes_to_standard_error),
         cmocka_unit_test(json_output),
         cmocka_unit_test(each_line_is_a_message),
+        cmocka_unit_test(the_end_of_a_pipe_ends_an_entry),
         cmocka_unit_test(the_same_as_one_long_prompt),
         cmocka_unit_test(commands),
         cmocka_unit_test(multi_and_read),
         cmocka_unit_test(the_context_is_a_limit),
         cmocka_unit_test(saved_and_loaded_is_uninterrupted),
+        cmocka_unit_test(save_targets_are_checked_before_loading),
         cmocka_unit_test(a_cut_reply_continues_after_loading),
         cmocka_unit_test(tool_calls),
         cmocka_unit_test(wrong_requests),
         cmocka_unit_test(a_closed_output_ends_quietly),
-        cmocka_unit_test(an_interrupt_stops_the_turn_only),
-        cmocka_unit_test(an_interrupt_in_the_prompt_keeps_the_conversation),
+        cmocka_unit_test(an_interrupt_ends_a_piped_conversation),
+        cmocka_unit_test(an_interrupt_in_a_piped_prompt),
+        cmocka_unit_test(an_interrupt_between_piped_turns),
         cmocka_unit_test(one_shot_ends_with_130_and_143),
-        cmocka_unit_test(two_interrupts_end_with_130),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -105,6 +105,45 @@ static void an_interrupt_in_a_turn(void **state) {
     cli_free(&c);
 }
 
+static void an_interrupt_in_the_prompt_keeps_the_conversation(void **state) {
+    (void)state;
+    char folder[64], line[128];
+    cli_make_folder(folder);
+    const char *file = cli_path(folder, "long");
+    ms_text longer = {0};
+    for (int i = 0; i < 900; i++) ms_text_puts(&longer, "many words ");
+    cli_write_file(file, longer.data);
+    ms_text_free(&longer);
+    cli c;
+    start(&c, ARGS(CLI_MODEL, "--kernels", "scalar", "--threads", "1", "--sequential-limit", "100000"));
+    ask(&c, "Say hello.\r", "position=41");
+    (void)snprintf(line, sizeof line, "/read %s\r", file);
+    cli_send(&c, line);
+    (void)usleep(400 * 1000);
+    ask(&c, "\x03", "interrupted in the prompt");
+    (void)usleep(2200 * 1000);
+    ask(&c, "/ctx\r", "[position=41 ");
+    ask(&c, "What is the capital of France?\r", PARIS);
+    ask(&c, "", "position=");
+    assert_int_equal(quit(&c), 0);
+    cli_free(&c);
+    cli_remove_folder(folder);
+}
+
+static void mistyped_commands_are_no_failure(void **state) {
+    (void)state;
+    cli c;
+    start(&c, ARGS(CLI_MODEL));
+    ask(&c, "/bogus\r", "unknown command /bogus");
+    ask(&c, "/effort\r", "/effort needs LEVEL");
+    ask(&c, "/effort much\r", "expected low, medium, high or max");
+    ask(&c, "/quit now\r", "takes nothing after it");
+    ask(&c, "/max 0\r", "expected a number from 1");
+    ask(&c, "/help\r", "only with --force");
+    assert_int_equal(quit(&c), 0);
+    cli_free(&c);
+}
+
 static void termination_at_the_prompt(void **state) {
     (void)state;
     cli c;
@@ -158,12 +197,28 @@ static void history_is_kept_privately(void **state) {
     ask(&c, "\x10\x10\r", "position=41"); /* the line before /quit */
     assert_int_equal(quit(&c), 0);
     cli_free(&c);
-    /* A link is not followed. */
-    const char *link = cli_path(folder, "link");
-    assert_int_equal(symlink(file, link), 0);
-    start(&c, ARGS(CLI_MODEL, "--history", link));
-    assert_int_equal(quit(&c), 1);
-    cli_free(&c);
+    cli_remove_folder(folder);
+}
+
+/* Neither followed nor waited for: refused before the model is loaded. */
+static void what_cannot_be_a_history_is_refused(void **state) {
+    (void)state;
+    char folder[64], missing[80];
+    cli_make_folder(folder);
+    (void)snprintf(missing, sizeof missing, "%s/none/history", folder);
+    const char *link = cli_path(folder, "link"), *fifo = cli_path(folder, "fifo"), *file = cli_path(folder, "file");
+    cli_write_file(file, "_HiStOrY_V2_\n");
+    assert_int_equal(symlink("file", link), 0);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    const char *const paths[] = {link, fifo, folder, missing, "/dev/null"};
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        cli c;
+        cli_start_terminal(&c, "moonshine-chat", ARGS(CLI_MODEL, "--history", paths[i]));
+        assert_int_equal(cli_finish(&c), 1);
+        assert_non_null(strstr(c.out_text.data, "--history: "));
+        assert_null(strstr(c.out_text.data, "ready: "));
+        cli_free(&c);
+    }
     cli_remove_folder(folder);
 }
 
@@ -173,7 +228,9 @@ int main(void) {
         cmocka_unit_test(pasted_lines_are_one_message), cmocka_unit_test(interrupts_at_the_prompt),
         cmocka_unit_test(an_interrupt_in_a_turn),       cmocka_unit_test(termination_at_the_prompt),
         cmocka_unit_test(colours_only_where_wanted),    cmocka_unit_test(control_characters_are_escaped),
-        cmocka_unit_test(history_is_kept_privately),
+        cmocka_unit_test(history_is_kept_privately),    cmocka_unit_test(what_cannot_be_a_history_is_refused),
+        cmocka_unit_test(mistyped_commands_are_no_failure),
+        cmocka_unit_test(an_interrupt_in_the_prompt_keeps_the_conversation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

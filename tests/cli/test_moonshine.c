@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -365,10 +366,142 @@ static void synth(void **state) {
     expect(2, NULL, dir, ARGS("synth", dir), ""); /* not empty any more */
     expect(0, "layout is complete", NULL, ARGS("verify", dir), "");
     const char *odd = cli_path(folder, "odd");
-    expect(1, NULL, "", ARGS("synth", odd, "--inner", "33"), "");
-    assert_int_not_equal(access(odd, F_OK), 0);
+    static const char *const bad[][3] = {
+        {"--inner", "33", "--inner: expected a multiple of 32"}, {"--latent", "40", "--latent: expected a multiple"},
+        {"--layers", "257", "--layers"}, {"--top-k", "65", "--top-k"}, {"--top-k", "17", "--top-k: expected at most the 16"},
+        {"--first-dense", "6", "--first-dense: expected at most the 5"},
+    };
+    expect(2, NULL, "KDA width", ARGS("synth", odd, "--kda-heads", "65536", "--kda-dim", "16777216"), "");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        expect(2, NULL, bad[i][2], ARGS("synth", odd, bad[i][0], bad[i][1]), "");
+        assert_int_not_equal(access(odd, F_OK), 0);
+    }
     cli_remove_folder(dir);
     cli_remove_folder(folder);
+}
+
+static void synth_leftover(void **state) {
+    (void)state;
+    char folder[64];
+    cli_make_folder(folder);
+    cli_write_file(cli_path(folder, "forgotten"), "x");
+    expect(2, NULL, "found \"forgotten\" in it", ARGS("synth", folder), "");
+    assert_int_equal(entries(folder), 1);
+    cli_remove_folder(folder);
+}
+
+/* ------------------------------------------------------------------ signals */
+
+static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+
+/* Waits until the program has made something in the folder. */
+static void wait_for_entry(const char *folder) {
+    for (int i = 0; entries(folder) == 0; i++) {
+        assert_true(i < 10000);
+        (void)usleep(1000);
+    }
+}
+
+static void synth_interrupted(void **state) {
+    (void)state;
+    char folder[64], dir[80];
+    cli_make_folder(folder);
+    (void)snprintf(dir, sizeof dir, "%s/model", folder);
+    for (size_t i = 0; i < 3; i++) {
+        bool there = i == 1; /* a folder that was there before is emptied, not removed */
+        if (there) assert_int_equal(mkdir(dir, 0700), 0);
+        cli c;
+        cli_start(&c, "moonshine", ARGS("synth", dir, "--preset", "mid", "--threads", "1"));
+        wait_for_entry(there ? dir : folder);
+        cli_signal(&c, signals[i]);
+        assert_int_equal(cli_finish(&c), 128 + signals[i]);
+        assert_true(has(&c.err_text, there ? "model emptied" : "model removed"));
+        assert_int_equal(access(dir, F_OK), there ? 0 : -1);
+        if (there) assert_int_equal(entries(dir), 0);
+        if (there) assert_int_equal(rmdir(dir), 0);
+        cli_free(&c);
+    }
+    assert_int_equal(entries(folder), 0);
+    cli_remove_folder(folder);
+}
+
+static void logits_interrupted(void **state) {
+    (void)state;
+    char folder[64];
+    cli_make_folder(folder);
+    const char *file = cli_path(folder, "rows");
+    for (size_t i = 0; i < 3; i++) {
+        cli c;
+        /* --force has a named temporary, which tells that the handlers are there, and which must go */
+        cli_start(&c, "moonshine", ARGS("logits", CLI_MODEL, "--ids", "1,2,3", "--greedy", "60000", "--context", "65536",
+                                        "--out", file, "--force"));
+        wait_for_entry(folder);
+        (void)usleep((useconds_t)i * 300000); /* while it loads, and when it computes */
+        cli_signal(&c, signals[i]);
+        assert_int_equal(cli_finish(&c), 128 + signals[i]);
+        assert_int_equal(c.out_text.len, 0);
+        assert_int_equal(entries(folder), 0);
+        cli_free(&c);
+    }
+    cli_remove_folder(folder);
+}
+
+/* ------------------------------------------------------------------ odd inputs */
+
+static void nul_in_ids(void **state) {
+    (void)state;
+    char folder[64];
+    ms_text out;
+    cli_make_folder(folder);
+    assert_int_equal(shell(folder, "printf '1,2\\0,3' | $M logits " CLI_MODEL " --ids-file - 2>&1", &out), 2);
+    assert_true(has(&out, "NUL byte at offset 3"));
+    ms_text_free(&out);
+    assert_int_equal(shell(folder, "printf '1\\0' >$D/ids; $M logits " CLI_MODEL " --ids-file $D/ids 2>&1", &out), 2);
+    assert_true(has(&out, "ids: expected token ids separated by commas or spaces, found a NUL byte at offset 1"));
+    ms_text_free(&out);
+    cli_remove_folder(folder);
+}
+
+/* Special files in a model folder are refused, not waited for. */
+static void special_files(void **state) {
+    (void)state;
+    char folder[64];
+    ms_text out;
+    cli_make_folder(folder);
+    const char *line = "cp " CLI_MODEL "/*.json " CLI_MODEL "/*.safetensors " CLI_MODEL "/*.model $D && echo copied";
+    assert_int_equal(shell(folder, line, &out), 0);
+    ms_text_free(&out);
+    const char *config = cli_path(folder, "tokenizer_config.json"), *ranks = cli_path(folder, "tiktoken.model");
+    expect(0, NULL, NULL, ARGS("text", "encode", folder), "");
+    assert_int_equal(unlink(config), 0);
+    expect(0, NULL, NULL, ARGS("text", "encode", folder), ""); /* it is optional */
+    assert_int_equal(symlink("nowhere", config), 0);
+    expect(1, NULL, "tokenizer_config.json", ARGS("text", "encode", folder), "");
+    assert_int_equal(unlink(config), 0);
+    assert_int_equal(mkfifo(config, 0600), 0);
+    expect(1, NULL, "tokenizer_config.json: expected a regular file, found a FIFO", ARGS("text", "encode", folder), "");
+    assert_int_equal(unlink(config), 0);
+    assert_int_equal(unlink(ranks), 0);
+    assert_int_equal(mkfifo(ranks, 0600), 0);
+    expect(1, NULL, "tiktoken.model: expected a regular file, found a FIFO", ARGS("text", "encode", folder), "");
+    assert_int_equal(shell(folder, "sed -i 's/\"hidden_size\": /&-/' $D/config.json; $M text encode $D 2>&1 </dev/null", &out), 1);
+    assert_true(has(&out, cli_path(folder, "config.json: text_config")));
+    ms_text_free(&out);
+    cli_remove_folder(folder);
+}
+
+/* A line may follow the help text. */
+static void help_ends_its_line(void **state) {
+    (void)state;
+    static const char *const asked[][3] = {{"plan", "--help"}, {"text", "--help"}, {"logits", "--help"}, {"synth", "--help"},
+                                           {"verify", "--help"}, {"bench", "decode", "--help"}};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+        cli c;
+        assert_int_equal(cli_run(&c, "moonshine", ARGS(asked[i][0], asked[i][1], asked[i][2]), ""), 0);
+        const char *end = strchr(c.out_text.data, '\0');
+        assert_true(end > c.out_text.data && end[-1] == '\n');
+        cli_free(&c);
+    }
 }
 
 /* ------------------------------------------------------------------ closed outputs */
@@ -442,6 +575,8 @@ int main(void) {
         cmocka_unit_test(verify),     cmocka_unit_test(logits_json_and_file),   cmocka_unit_test(logits_refuses),
         cmocka_unit_test(full_disk),  cmocka_unit_test(text_modes),             cmocka_unit_test(text_error_lines),
         cmocka_unit_test(text_answers_at_once), cmocka_unit_test(synth),        cmocka_unit_test(closed_pipe),
-        cmocka_unit_test(no_output)};
+        cmocka_unit_test(no_output),  cmocka_unit_test(synth_leftover),         cmocka_unit_test(synth_interrupted),
+        cmocka_unit_test(logits_interrupted),   cmocka_unit_test(nul_in_ids),   cmocka_unit_test(special_files),
+        cmocka_unit_test(help_ends_its_line)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

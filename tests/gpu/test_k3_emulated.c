@@ -1,4 +1,5 @@
-/* Whole models through the engine on the GPU backend: logits of every row and all state equal the scalar CPU's. */
+/* Whole models through the engine on the GPU backend: logits of every row and all state equal the scalar CPU's; a state
+ * file of one goes on in the other. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -8,8 +9,10 @@
 #include "gpu_test.h"
 #include "moonshine/moonshine.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { PROMPT = 9, STEPS = 2, SLOTS = 2 };
 
@@ -38,12 +41,10 @@ static ms_status sink(void *arg, uint64_t first, uint32_t rows, const float *log
     return MS_OK;
 }
 
-/* A range, then single tokens; few slots, so that experts are evicted and streamed. */
-static outcome run(const char *model, const char *backend, ms_precision precision, ms_static_format format) {
-    outcome out = {0};
+/* Few slots, so that experts are evicted and streamed. */
+static ms_engine *open_model(const char *model, const char *backend, ms_precision precision, ms_static_format format) {
     ms_engine_options o;
     ms_engine *e = NULL;
-    ms_session *s = NULL;
     ms_error err;
     ms_engine_options_default(&o, model);
     o.precision = precision;
@@ -54,6 +55,17 @@ static outcome run(const char *model, const char *backend, ms_precision precisio
     o.context = PROMPT + STEPS;
     o.experts = SLOTS;
     ok(ms_engine_open(&e, &o, &err), &err);
+    return e;
+}
+
+static uint32_t token(uint32_t i, uint32_t vocab) { return (i * 2654435761u >> 8) % vocab; }
+
+/* A range, then single tokens. */
+static outcome run(const char *model, const char *backend, ms_precision precision, ms_static_format format) {
+    outcome out = {0};
+    ms_session *s = NULL;
+    ms_error err;
+    ms_engine *e = open_model(model, backend, precision, format);
     ok(ms_session_create(&s, e, &err), &err);
     ms_model_info info;
     ms_engine_info(e, &info);
@@ -63,7 +75,7 @@ static outcome run(const char *model, const char *backend, ms_precision precisio
         assert_string_not_equal(info.kernels, "scalar");
     out.vocab = info.vocab;
     uint32_t ids[PROMPT + STEPS];
-    for (uint32_t i = 0; i < PROMPT + STEPS; i++) ids[i] = (i * 2654435761u >> 8) % info.vocab;
+    for (uint32_t i = 0; i < PROMPT + STEPS; i++) ids[i] = token(i, info.vocab);
     ms_forward_options fo = {.all_logits = true, .sink = sink, .sink_arg = &out};
     ok(ms_session_forward(s, ids, PROMPT, &fo, &err), &err);
     for (uint32_t i = 0; i < STEPS; i++) {
@@ -104,7 +116,47 @@ static void tiny_c(void **state) {
     check("tests/golden/k3/k3-tiny-c", MS_PRECISION_FAST, MS_STATIC_Q8);
 }
 
+/* The prompt on one backend, its state through a file, a token on both. */
+static void move_state(const char *model, const char *from, const char *to) {
+    ms_engine *e[2] = {open_model(model, from, MS_PRECISION_FAST, MS_STATIC_Q8),
+                       open_model(model, to, MS_PRECISION_FAST, MS_STATIC_Q8)};
+    ms_session *s[2];
+    ms_model_info info;
+    ms_error err;
+    uint32_t ids[PROMPT + 1];
+    char folder[] = "/tmp/moonshine-state-XXXXXX", file[sizeof folder + 8];
+    assert_non_null(mkdtemp(folder));
+    (void)snprintf(file, sizeof file, "%s/state", folder);
+    ms_engine_info(e[0], &info);
+    for (uint32_t i = 0; i <= PROMPT; i++) ids[i] = token(i, info.vocab);
+    for (int i = 0; i < 2; i++) ok(ms_session_create(&s[i], e[i], &err), &err);
+    ok(ms_session_forward(s[0], ids, PROMPT, NULL, &err), &err);
+    ok(ms_session_export(s[0], file, false, &err), &err);
+    ok(ms_session_import(s[1], file, &err), &err);
+    assert_int_equal(ms_session_position(s[1]), PROMPT);
+    for (int i = 0; i < 2; i++) ok(ms_session_forward(s[i], ids + PROMPT, 1, NULL, &err), &err);
+    assert_memory_equal(ms_session_logits(s[0]), ms_session_logits(s[1]), info.vocab * sizeof(float));
+    ms_digest digest[2];
+    for (int i = 0; i < 2; i++) ok(ms_session_digest(s[i], &digest[i], &err), &err);
+    assert_int_equal(digest[0].count, digest[1].count);
+    for (uint32_t i = 0; i < digest[0].count; i++)
+        assert_true(digest[0].part[i].fnv1a64 == digest[1].part[i].fnv1a64);
+    for (int i = 0; i < 2; i++) {
+        ms_session_destroy(s[i]);
+        ms_engine_close(e[i]);
+    }
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void state_files(void **state) {
+    (void)state;
+    move_state("tests/golden/k3/k3-tiny-a", gpu_test_name(), "cpu");
+    move_state("tests/golden/k3/k3-tiny-a", "cpu", gpu_test_name());
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tiny_a), cmocka_unit_test(tiny_c)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tiny_a), cmocka_unit_test(tiny_c),
+                                       cmocka_unit_test(state_files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -195,6 +195,8 @@ static void test_single_faults(void **state) {
          "\"max_position_embeddings\": 0",
          {"max_position_embeddings", "found 0"}},
         {"\"text_config\": {", "\"text_config\": 3, \"x\": {", {"text_config: expected an object", "found 3"}},
+        {"\"linear_attn_config\": {", "\"linear_attn_config\": 5, \"x\": {",
+         {"linear_attn_config: expected an object", "found 5"}},
         {"\"text_config\"", "\"text_konfig\"", {"text_config: expected an object", "found nothing"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 const ms_scratch_need op_scratch_need = {.rows = 40,
-                                         .input_cols = 1100,
+                                         .input_cols = 8300,
                                          .mlp_width = 700,
                                          .expert = {512, 256},
                                          .pairs = 160,
@@ -255,9 +255,13 @@ static size_t kda_inner(const op_case *c) { return (size_t)c->d[0] * c->d[1]; }
 static size_t kda_past(const op_case *c) { return 3 * (size_t)(c->d[2] - 1) * kda_inner(c); }
 static size_t kda_count(const op_case *c) { return c->n * kda_inner(c) + kda_state(c) + kda_past(c); }
 
-static void copy_state(float *out, const void *stored, size_t count, ms_precision p) {
+/* Waits: what a device has not yet computed must not be read. */
+static void copy_state(ms_backend *be, float *out, const void *stored, size_t count, ms_precision p) {
+    float *host = values(count, 0, VALUES_ZERO);
+    be->download(be, host, stored, count * (p == MS_PRECISION_FAST ? 2 : 4));
     for (size_t i = 0; i < count; i++)
-        out[i] = p == MS_PRECISION_FAST ? ms_bf16_to_f32(((const uint16_t *)stored)[i]) : ((const float *)stored)[i];
+        out[i] = p == MS_PRECISION_FAST ? ms_bf16_to_f32(((const uint16_t *)(void *)host)[i]) : host[i];
+    free(host);
 }
 
 static void *stored_values(size_t count, uint32_t salt, ms_precision p) {
@@ -288,8 +292,8 @@ static void kda_run(ms_backend *be, const op_case *c, bool singles, float *out) 
                         past[i % 2],       past[1 - i % 2],   out + i * inner};
         be->kda_range(be, &kda, &io, singles ? 1 : c->n);
     }
-    copy_state(out + n * inner, state[calls % 2], kda_state(c), MS_PRECISION_REFERENCE);
-    copy_state(out + n * inner + kda_state(c), past[calls % 2], kda_past(c), be->precision);
+    copy_state(be, out + n * inner, state[calls % 2], kda_state(c), MS_PRECISION_REFERENCE);
+    copy_state(be, out + n * inner + kda_state(c), past[calls % 2], kda_past(c), be->precision);
     for (int i = 0; i < 6; i++) be->weight_destroy(be, &w[i]);
     for (int i = 0; i < 5; i++) free(in[i]);
     for (int i = 0; i < 2; i++) {
@@ -388,7 +392,7 @@ static void mla_run(ms_backend *be, const op_case *c, bool singles, float *out) 
         ms_mla_io io = {q + i * q_dim, latent + i * width, gate + i * v_dim, rows, position + i, out + i * v_dim};
         be->mla_range(be, &mla, &io, singles ? 1 : c->n);
     }
-    copy_state(out + n * v_dim, rows + position * width * element, n * width, be->precision);
+    copy_state(be, out + n * v_dim, rows + position * width * element, n * width, be->precision);
     be->weight_destroy(be, &norm);
     be->weight_destroy(be, &kv_b);
     free(q);
@@ -462,7 +466,11 @@ static void router_run(ms_backend *be, const op_case *c, bool singles, float *ou
     ms_router r = {&gate, &bias, c->d[2], c->flag, 1.5f};
     for (size_t i = 0; i < (singles ? n : 1); i++)
         be->router_topk(be, ids + i * k, out + (n + i) * k, x + i * dim, singles ? 1 : c->n, &r);
-    for (size_t i = 0; i < n * k; i++) out[i] = (float)ids[i];
+    uint32_t *host = malloc(n * k * sizeof *host);
+    if (!host) abort();
+    be->download(be, host, ids, n * k * sizeof *host);
+    for (size_t i = 0; i < n * k; i++) out[i] = (float)host[i];
+    free(host);
     be->weight_destroy(be, &gate);
     be->weight_destroy(be, &bias);
     free(x);
@@ -603,7 +611,7 @@ static void add_run(ms_backend *be, const op_case *c, bool singles, float *out) 
     float *a = values(norm_count(c), 1, c->values), *b = values(norm_count(c), 2, c->values);
     for (size_t i = 0; i < (singles ? c->n : 1); i++)
         be->add(be, b + i * dim, a + i * dim, b + i * dim, singles ? dim : norm_count(c));
-    for (size_t i = 0; i < norm_count(c); i++) out[i] = b[i];
+    be->download(be, out, b, norm_count(c) * sizeof *out);
     free(a);
     free(b);
 }
@@ -651,6 +659,9 @@ const op_case op_cases[] = {
     NORM(2, 300, MS_FORMAT_F32, VALUES_LARGE),
     MIX(1, 256, 1, true, VALUES_NORMAL),
     MIX(5, 133, 8, true, VALUES_NORMAL),
+    MIX(2, 1130, 9, true, VALUES_NORMAL),
+    MIX(1, 8300, 2, true, VALUES_NORMAL),
+    MIX(2, 520, 9, false, VALUES_MIXED),
     MIX(3, 64, 0, false, VALUES_NORMAL),
     MIX(2, 70, 3, true, VALUES_ZERO),
     MIX(2, 70, 3, true, VALUES_LARGE),

@@ -105,6 +105,8 @@ static void weight_refused(const char *tensor, uint64_t element, uint16_t value,
     if (!t) fail_msg("no %s", tensor);
     /* the upper half of a float32 is a bf16 */
     uint64_t at = t->offset + element * (f32 ? 4 : 2) + (f32 ? 2 : 0);
+    char shard[PATH_BYTES];
+    (void)snprintf(shard, sizeof shard, "%s: ", ms_checkpoint_shard_path(m.checkpoint, t->shard));
     swap_bytes(ms_checkpoint_shard_path(m.checkpoint, t->shard), at, &value, sizeof value);
     ms_model_close(&m);
     ms_engine_options o;
@@ -113,7 +115,7 @@ static void weight_refused(const char *tensor, uint64_t element, uint16_t value,
     o.static_format = format;
     ms_status st = ms_engine_open(&e, &o, &err);
     assert_null(e);
-    REFUSED(st, &err, MS_ERR_NUMERIC, tensor, place);
+    REFUSED(st, &err, MS_ERR_NUMERIC, shard, tensor, place);
     remove_model(dir);
 }
 
@@ -130,6 +132,7 @@ static void weights_not_finite(void **state) {
         weight_refused("language_model.model.layers.3.block_sparse_moe.gate.e_score_correction_bias", 6, nan, true, format,
                        "column 6");
         weight_refused("language_model.model.layers.3.mlp_res_norm.weight", 9, nan, false, format, "column 9");
+        weight_refused("language_model.model.layers.3.mlp_res_proj.weight", 8, nan, false, format, "column 8");
         weight_refused("language_model.model.layers.2.post_attention_layernorm.weight", 100, inf, false, format,
                        "column 100");
         weight_refused("language_model.model.layers.2.self_attn.A_log", 1, inf, true, format, "column 1");

@@ -309,7 +309,7 @@ static void scale_is_nan(void **state) {
         (void)snprintf(who, sizeof who, "layer 3, expert %u:", expert);
         (void)snprintf(where, sizeof where, "%s scale of row %u group %u", names[i], row, group);
         for (int again = 0; again < 2; again++) { /* the failed fill must not be taken for a good one */
-            REFUSED(ms_session_forward(c.r.s, c.ids, 8, NULL, &err), &err, MS_ERR_FORMAT, who, where, "255");
+            REFUSED(ms_session_forward(c.r.s, c.ids, 8, NULL, &err), &err, MS_ERR_FORMAT, who, path, where, "255");
             assert_int_equal(fingerprint(&c.r), c.empty);
         }
         uint32_t worked = 0;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "text/rank_table.h"
@@ -172,8 +173,15 @@ static void files(void **state) {
     assert_int_equal(ms_tokenizer_open(&t, path, &err), MS_ERR_IO);
     assert_non_null(strstr(err.message, path));
     assert_null(t);
-    assert_int_equal(ms_tokenizer_open(&t, dir, &err), MS_ERR_IO);
+    assert_int_equal(ms_tokenizer_open(&t, dir, &err), MS_ERR_FORMAT);
     assert_non_null(strstr(err.message, dir));
+    assert_non_null(strstr(err.message, "expected a regular file, found a directory"));
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(ms_tokenizer_open(&t, path, &err), MS_ERR_FORMAT); /* and does not wait */
+    assert_non_null(strstr(err.message, "expected a regular file, found a FIFO"));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(ms_tokenizer_open(&t, "/dev/zero", &err), MS_ERR_FORMAT);
+    assert_non_null(strstr(err.message, "found a device"));
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     assert_true(fputs("QQ== 0\nQg== 2\n", file) >= 0);

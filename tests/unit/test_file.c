@@ -13,7 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "io/file.h"
@@ -120,8 +123,19 @@ static void read_all_refuses_what_is_not_a_file(void **state) {
     assert_int_equal(ms_file_read_all(target, 100, &data, &len, &err), MS_ERR_IO);
     assert_non_null(strstr(err.message, target));
     assert_int_equal(ms_file_read_all(dir, 100, &data, &len, &err), MS_ERR_FORMAT);
+    assert_non_null(strstr(err.message, "expected a regular file, found a directory"));
+    assert_int_equal(ms_file_read_all("/dev/null", 100, &data, &len, &err), MS_ERR_FORMAT);
+    assert_non_null(strstr(err.message, "found a device"));
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s/socket", dir);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(ms_file_read_all(address.sun_path, 100, &data, &len, &err), MS_ERR_FORMAT);
+    assert_non_null(strstr(err.message, "found a socket"));
+    (void)close(fd);
     assert_int_equal(mkfifo(target, 0600), 0);
     assert_int_equal(ms_file_read_all(target, 100, &data, &len, &err), MS_ERR_FORMAT); /* and does not wait */
+    assert_non_null(strstr(err.message, "found a FIFO"));
     assert_null(data);
 }
 
@@ -173,6 +187,44 @@ static void abort_leaves_nothing(void **state) {
     ms_file_writer_abort(NULL);
     expect_content(target, "old");
     assert_int_equal(entries(), 1);
+}
+
+static bool has_nameless_files(void) {
+    int fd = open(dir, O_TMPFILE | O_RDWR, 0600);
+    if (fd >= 0) (void)close(fd);
+    return fd >= 0 && access("/proc/self/fd", F_OK) == 0;
+}
+
+/* A killed writer never leaves a part of the target, and nothing at all where files can be without a name. */
+static void killed_writer(void **state) {
+    (void)state;
+    for (int replace = 0; replace < 2; replace++) {
+        unsigned before = entries();
+        pid_t pid = fork();
+        assert_true(pid >= 0);
+        if (pid == 0) {
+            ms_file_writer *w;
+            if (ms_file_writer_open(&w, target, replace, NULL) != MS_OK) _exit(1);
+            if (ms_file_writer_write(w, "half", 4, NULL) != MS_OK) _exit(2);
+            (void)kill(getpid(), SIGKILL);
+            _exit(3);
+        }
+        int how;
+        assert_int_equal(waitpid(pid, &how, 0), pid);
+        assert_true(WIFSIGNALED(how));
+        assert_int_equal(access(target, F_OK), -1);
+        assert_int_equal(entries() - before, !replace && has_nameless_files() ? 0 : 1);
+    }
+}
+
+/* Bytes of file names that no reader could show. */
+static void messages_are_printable(void **state) {
+    (void)state;
+    ms_error err;
+    ms_fail(&err, MS_ERR_IO, "a\x1b[0m\x7f\xff\xc3z\xe2\x82 \xc2\x9b");
+    assert_string_equal(err.message, "a?[0m???z?? ??");
+    ms_fail(&err, MS_ERR_IO, "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80");
+    assert_string_equal(err.message, "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80");
 }
 
 static void patch_stays_inside(void **state) {
@@ -287,7 +339,7 @@ int main(void) {
         IN_DIR(pread_exact),
         IN_DIR(commit_makes_a_0600_file),
         IN_DIR(abort_leaves_nothing),
-        IN_DIR(patch_stays_inside),
+        IN_DIR(patch_stays_inside), IN_DIR(killed_writer), cmocka_unit_test(messages_are_printable),
         IN_DIR(replacing),
         IN_DIR(odd_targets_are_refused),
         IN_DIR(the_longest_name_works),

@@ -51,6 +51,8 @@ typedef struct cpu_backend {
     const ms_cpu_kernels *k;
     ms_pool *pool;
     ms_error failure; /* code MS_OK: none kept */
+    const void *fetch_from; /* between fetch_begin and fetch_end */
+    size_t fetch_bytes;
     cpu_scratch scratch;
     uint32_t experts_n; /* rows prepared by experts_begin */
     ms_expert_shape experts_shape;

@@ -108,9 +108,31 @@ static ms_status backend_sync(ms_backend *be, ms_error *err) {
     return code;
 }
 
+static void device_memory(const ms_backend *be, uint64_t *total_bytes, uint64_t *free_bytes) {
+    (void)be;
+    *total_bytes = *free_bytes = 0;
+}
+
+static uint64_t scratch_host_bytes(const ms_backend *be, const ms_scratch_need *need) {
+    (void)be;
+    (void)need;
+    return 0;
+}
+
+static void fetch_begin(ms_backend *be, const void *dev, size_t bytes) {
+    cpu_of(be)->fetch_from = dev;
+    cpu_of(be)->fetch_bytes = bytes;
+}
+
+static ms_status fetch_end(ms_backend *be, void *host, ms_error *err) {
+    backend_download(be, host, cpu_of(be)->fetch_from, cpu_of(be)->fetch_bytes);
+    return backend_sync(be, err);
+}
+
 static const ms_backend members = {
     .name = "cpu",
     .destroy = backend_destroy,
+    .device_memory = device_memory,
     .alloc = backend_alloc,
     .release = backend_release,
     .upload = backend_upload,
@@ -118,10 +140,13 @@ static const ms_backend members = {
     .copy = backend_copy,
     .zero = backend_zero,
     .sync = backend_sync,
+    .fetch_begin = fetch_begin,
+    .fetch_end = fetch_end,
     .weight_create = cpu_weight_create,
     .weight_fill = cpu_weight_fill,
     .weight_destroy = cpu_weight_destroy,
     .scratch_bytes = cpu_scratch_bytes,
+    .scratch_host_bytes = scratch_host_bytes,
     .scratch_reserve = cpu_scratch_reserve,
     .rms_norm = cpu_rms_norm,
     .mix_norm = cpu_mix_norm,

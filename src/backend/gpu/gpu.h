@@ -60,6 +60,7 @@ typedef dim3 gpuDim3;
 #define gpuMemcpyHostToDevice   GPU_API(MemcpyHostToDevice)
 #define gpuMemcpyDeviceToHost   GPU_API(MemcpyDeviceToHost)
 #define gpuMemcpyDeviceToDevice GPU_API(MemcpyDeviceToDevice)
+#define gpuMemGetInfo           GPU_API(MemGetInfo)
 #define gpuSetDevice            GPU_API(SetDevice)
 #define gpuStreamCreate         GPU_API(StreamCreate)
 #define gpuStreamDestroy        GPU_API(StreamDestroy)
@@ -82,12 +83,14 @@ static inline gpuError_t gpuHostFree(void *p) {
     return cudaFreeHost(p);
 #endif
 }
-// name and architecture ("gfx1151", "sm_90") of a device
-static inline gpuError_t gpuDescribe(int device, char *name, size_t name_bytes, char *arch, size_t arch_bytes) {
+// name and architecture ("gfx1151", "sm_90") of a device, and whether its memory is the host's
+static inline gpuError_t gpuDescribe(int device, char *name, size_t name_bytes, char *arch, size_t arch_bytes,
+                                     bool *shares_memory) {
     GPU_PROPERTIES prop;
     gpuError_t e = GPU_API(GetDeviceProperties)(&prop, device);
     if (e != gpuSuccess) return e;
     snprintf(name, name_bytes, "%s", prop.name);
+    *shares_memory = prop.integrated != 0;
 #if GPU_HIP
     snprintf(arch, arch_bytes, "%s", prop.gcnArchName);
 #else
@@ -96,6 +99,26 @@ static inline gpuError_t gpuDescribe(int device, char *name, size_t name_bytes, 
     return e;
 }
 #define GPU_LAUNCH(kern, grid, block, stream, ...) kern<<<(grid), (block), 0, (stream)>>>(__VA_ARGS__)
+#endif
+// GPU_LAUNCH_EARLY: for a kernel that calls gpu_begin() or gpu_wait_previous() before it touches what other kernels
+// write: its blocks may start while the kernel before it still runs.
+#if GPU_CUDA
+template <typename Kernel, typename Args>
+static inline void gpu_launch_early(Kernel kern, dim3 grid, dim3 block, gpuStream_t stream, const Args &args) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kern, args); // gpuGetLastError() has the error too
+}
+#define GPU_LAUNCH_EARLY(kern, grid, block, stream, args) gpu_launch_early(kern, grid, block, stream, args)
+#else
+#define GPU_LAUNCH_EARLY(kern, grid, block, stream, args) GPU_LAUNCH(kern, grid, block, stream, args)
 #endif
 
 // ---------------------------------------------------------------- device side
@@ -246,10 +269,86 @@ GPU_DEV gpu_f4 gpu_load_f4(const void *p) { return *(const gpu_f4 *)p; }
 
 #if GPU_HIP || GPU_CUDA
 #define GPU_UNROLL _Pragma("unroll")
+#define GPU_UNROLL_2 _Pragma("unroll 2")
+#define GPU_UNROLL_8 _Pragma("unroll 8")
 #define GPU_ROLLED _Pragma("unroll 1")
 #else
 #define GPU_UNROLL
+#define GPU_UNROLL_2
+#define GPU_UNROLL_8
 #define GPU_ROLLED
+#endif
+
+// gpu_wait_previous: after it, everything that earlier kernels of the stream wrote is visible.  gpu_release_next: the
+// next kernel's blocks may start where there is room.  A kernel calls both, in every thread, before it may return.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+GPU_DEV void gpu_wait_previous(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+GPU_DEV void gpu_release_next(void) { asm volatile("griddepcontrol.launch_dependents;"); }
+#else
+GPU_DEV void gpu_wait_previous(void) {}
+GPU_DEV void gpu_release_next(void) {}
+#endif
+GPU_DEV void gpu_begin(void) {
+    gpu_release_next();
+    gpu_wait_previous();
+}
+// Asks for the cache line of p; never an error, and what is read later is what memory holds then.
+#if defined(__CUDA_ARCH__)
+GPU_DEV void gpu_prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+#else
+GPU_DEV void gpu_prefetch(const void *) {}
+#endif
+
+// 16 bytes from memory to shared memory (from == NULL: zeros), 4 bytes likewise; both in the background until
+// gpu_copy_wait<n>: all but the last n batches that gpu_copy_batch() closed are there, for the thread that asked.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+GPU_DEV void gpu_copy16(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(from ? 16 : 0)
+                 : "memory");
+}
+GPU_DEV void gpu_copy4(void *to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+}
+GPU_DEV void gpu_copy_batch(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> GPU_DEV void gpu_copy_wait(void) { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#else
+GPU_DEV void gpu_copy16(void *to, const void *from) {
+    gpu_u4 v = {{0, 0, 0, 0}};
+    if (from) v = gpu_load_u4(from);
+    *(gpu_u4 *)to = v;
+}
+GPU_DEV void gpu_copy4(void *to, const void *from) { *(uint32_t *)to = *(const uint32_t *)from; }
+GPU_DEV void gpu_copy_batch(void) {}
+template <int N> GPU_DEV void gpu_copy_wait(void) {}
+#endif
+
+// c += a * b for int8 matrices of 16 x 32 and 32 x 8, exactly; all lanes of a wave.  Lane l, quarter t = l % 4, has
+//   c[0], c[1]: row l / 4, columns 2 t, 2 t + 1; c[2], c[3]: the same of row l / 4 + 8
+//   a[0], a[1]: rows l / 4 and l / 4 + 8, k from 4 t on; a[2], a[3]: the same, k from 16 + 4 t on
+//   b[0], b[1]: column l / 4, k from 4 t and from 16 + 4 t on
+#if GPU_CUDA
+GPU_DEV void gpu_mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#elif GPU_EMU
+GPU_DEV void gpu_mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    const int lane = (int)(gpu_tid() & (GPU_WAVE - 1)), row = lane / 4 * 4, col = lane % 4 * 8;
+    for (int t = 0; t < 4; t++) {
+        for (int half = 0; half < 2; half++) {
+            uint32_t top = gpu_shfl(a[2 * half], row + t), low = gpu_shfl(a[2 * half + 1], row + t);
+            uint32_t even = gpu_shfl(b[half], col + t), odd = gpu_shfl(b[half], col + 4 + t);
+            c[0] = gpu_dot4(top, even, c[0]);
+            c[1] = gpu_dot4(top, odd, c[1]);
+            c[2] = gpu_dot4(low, even, c[2]);
+            c[3] = gpu_dot4(low, odd, c[3]);
+        }
+    }
+}
 #endif
 
 GPU_DEV unsigned gpu_lane(void) { return gpu_tid() & (GPU_WAVE - 1); }

@@ -22,7 +22,7 @@
 
 namespace {
 
-enum { ALIGN = 256, PAGE = 4096, PIECES = 2, TABLES = 2 };
+enum { ALIGN = 256, PAGE = 4096, PIECES = 2, TABLES = 2, EVENTS = PIECES + TABLES + 1, FETCH_HEAD = 64 };
 constexpr size_t PIECE_BYTES = (size_t)4 << 20;
 enum { FLAG_ROUTER, FLAG_WEIGHT, FLAG_EXPERT, FLAG_COUNT = FLAG_EXPERT + 3 };
 constexpr uint32_t NO_ROW = UINT32_MAX;
@@ -50,6 +50,7 @@ struct gpu_scratch {
     float *e_s;               // [pairs][inner / 32]
     void *table;              // of one experts_run
     void *table_host[TABLES]; // pinned, outside the arena
+    uint8_t *fetched;         // pinned, outside the arena: FLAG_ROUTER, then what fetch_begin asked for
 };
 
 struct gpu_backend {
@@ -57,10 +58,14 @@ struct gpu_backend {
     gpuStream_t stream;
     ms_error failure; // code MS_OK: none kept
     char kernels[64];
+    bool shares_memory; // the device's memory is the host's
     uint8_t *piece[PIECES]; // pinned
     gpuEvent_t piece_free[PIECES];
     gpuEvent_t table_free[TABLES]; // the table's last upload is done
-    unsigned events;               // made so far, pieces first
+    gpuEvent_t fetch_done;
+    size_t fetch_bytes;         // of the open fetch; 0: none
+    uint32_t fetch_calls;       // router_calls when it began
+    unsigned events;            // made so far, in the order of event_of()
     unsigned next_piece, next_table;
     uint32_t experts_n; // rows prepared by experts_begin
     ms_expert_shape experts_shape;
@@ -98,6 +103,21 @@ bool gpu_ok(gpu_backend *g, gpuError_t e, const char *op) {
 // After the launches of an operation.
 void launched(gpu_backend *g, const char *op) { (void)gpu_ok(g, gpuGetLastError(), op); }
 
+// Keeps what a word of FLAG_ROUTER says.
+void router_found(gpu_backend *g, uint32_t found) {
+    if (found != NO_ROW)
+        keep_failure(g, MS_ERR_NUMERIC, "router: row %u: expected finite scores, found NaN or infinity",
+                     found & ((1u << ROUTER_ROW_BITS) - 1));
+}
+
+ms_status give_failure(gpu_backend *g, ms_error *err) {
+    ms_status code = g->failure.code;
+    if (code == MS_OK) return MS_OK;
+    if (err) *err = g->failure;
+    memset(&g->failure, 0, sizeof g->failure);
+    return code;
+}
+
 ms_status backend_sync(ms_backend *be, ms_error *err) {
     gpu_backend *g = gpu_of(be);
     if (g->router_calls) {
@@ -107,17 +127,39 @@ ms_status backend_sync(ms_backend *be, ms_error *err) {
         (void)gpu_ok(g, gpuMemsetAsync(g->flags + FLAG_ROUTER, 0xff, sizeof found, g->stream), "zero");
         (void)gpu_ok(g, gpuStreamSynchronize(g->stream), "sync");
         g->router_calls = 0;
-        if (found != NO_ROW)
-            keep_failure(g, MS_ERR_NUMERIC, "router: row %u: expected finite scores, found NaN or infinity",
-                         found & ((1u << ROUTER_ROW_BITS) - 1));
+        router_found(g, found);
     } else {
         (void)gpu_ok(g, gpuStreamSynchronize(g->stream), "sync");
     }
-    ms_status code = g->failure.code;
-    if (code == MS_OK) return MS_OK;
-    if (err) *err = g->failure;
-    memset(&g->failure, 0, sizeof g->failure);
-    return code;
+    return give_failure(g, err);
+}
+
+void fetch_begin(ms_backend *be, const void *dev, size_t bytes) {
+    gpu_backend *g = gpu_of(be);
+    g->fetch_bytes = 0;
+    bool fits = g->scratch.fetched && bytes <= (size_t)g->scratch.need.pairs * sizeof(uint32_t);
+    if (!need(g, fits, "fetch", "size")) return;
+    g->fetch_bytes = bytes;
+    g->fetch_calls = g->router_calls;
+    uint8_t *to = g->scratch.fetched;
+    (void)gpu_ok(g, gpuMemcpyAsync(to + FETCH_HEAD, dev, bytes, gpuMemcpyDeviceToHost, g->stream), "fetch");
+    if (g->router_calls)
+        (void)gpu_ok(
+            g, gpuMemcpyAsync(to, g->flags + FLAG_ROUTER, sizeof(uint32_t), gpuMemcpyDeviceToHost, g->stream), "fetch");
+    (void)gpu_ok(g, gpuEventRecord(g->fetch_done, g->stream), "fetch");
+}
+
+ms_status fetch_end(ms_backend *be, void *host, ms_error *err) {
+    gpu_backend *g = gpu_of(be);
+    bool there = g->fetch_bytes && g->failure.code == MS_OK;
+    if (!there || !gpu_ok(g, gpuEventSynchronize(g->fetch_done), "fetch")) return backend_sync(be, err);
+    memcpy(host, g->scratch.fetched + FETCH_HEAD, g->fetch_bytes);
+    g->fetch_bytes = 0;
+    uint32_t found = NO_ROW;
+    if (g->fetch_calls) memcpy(&found, g->scratch.fetched, sizeof found);
+    if (found != NO_ROW) return backend_sync(be, err); // finds the same, and clears it
+    if (g->fetch_calls == g->router_calls) g->router_calls = 0;
+    return give_failure(g, err);
 }
 
 // ---------------------------------------------------------------- memory
@@ -138,13 +180,25 @@ void device_free(gpu_backend *g, void *p) {
     (void)gpu_ok(g, gpuFree(p), "release");
 }
 
+void device_memory(const ms_backend *be, uint64_t *total_bytes, uint64_t *free_bytes) {
+    size_t total = 0, left = 0;
+    *total_bytes = *free_bytes = 0;
+    if (((const gpu_backend *)be)->shares_memory) return;
+    if (gpuMemGetInfo(&left, &total) != gpuSuccess) {
+        (void)gpuGetLastError();
+        return;
+    }
+    *total_bytes = total;
+    *free_bytes = left;
+}
+
 // Small pinned allocations share pages at any alignment (seen with CUDA 13); whole huge pages do not.
 constexpr size_t PINNED_UNIT = (size_t)2 << 20;
+constexpr uint64_t pinned_bytes(uint64_t bytes) { return (bytes / PINNED_UNIT + 1) * PINNED_UNIT; }
 
 void *pinned_new(size_t bytes) {
     void *p = nullptr;
-    size_t whole = (bytes / PINNED_UNIT + 1) * PINNED_UNIT;
-    if (bytes > SIZE_MAX - PINNED_UNIT || gpuHostAllocMapped(&p, whole) != gpuSuccess) {
+    if (bytes > SIZE_MAX - PINNED_UNIT || gpuHostAllocMapped(&p, pinned_bytes(bytes)) != gpuSuccess) {
         (void)gpuGetLastError();
         return nullptr;
     }
@@ -370,9 +424,16 @@ void layout(gpu_scratch *s, carver *v, const ms_backend *be, const ms_scratch_ne
     if (mla) s->mla = (float *)carve(v, 1, mla_scratch_bytes(n->rows, n->mla_heads, n->mla_extra, n->mla_rank), 1);
 }
 
-// Pinned memory and buffers that the library keeps beside the arena.
-uint64_t fixed_bytes(const ms_scratch_need *n) {
-    return (PIECES + 1) * (uint64_t)PIECE_BYTES + TABLES * (uint64_t)experts_table_bytes(n->pairs);
+uint64_t fetch_room(const ms_scratch_need *n) { return FETCH_HEAD + (uint64_t)n->pairs * sizeof(uint32_t); }
+
+// Pinned memory beside the arena.
+uint64_t host_bytes(const ms_scratch_need *n) {
+    return PIECES * pinned_bytes(PIECE_BYTES) + TABLES * pinned_bytes(experts_table_bytes(n->pairs)) +
+           pinned_bytes(fetch_room(n));
+}
+
+uint64_t scratch_host_bytes(const ms_backend *be, const ms_scratch_need *n) {
+    return ((const gpu_backend *)be)->shares_memory ? 0 : host_bytes(n);
 }
 
 uint64_t scratch_bytes(const ms_backend *be, const ms_scratch_need *n) {
@@ -380,14 +441,16 @@ uint64_t scratch_bytes(const ms_backend *be, const ms_scratch_need *n) {
     carver v = {};
     layout(&s, &v, be, n);
     uint64_t total;
-    return v.overflow || __builtin_add_overflow(v.used, fixed_bytes(n), &total) ? UINT64_MAX : total;
+    return v.overflow || __builtin_add_overflow(v.used, host_bytes(n) + PIECE_BYTES, &total) ? UINT64_MAX : total;
 }
 
 void scratch_free(gpu_backend *g) {
     device_free(g, g->scratch.base);
     for (unsigned i = 0; i < TABLES; i++)
         if (g->scratch.table_host[i]) (void)gpu_ok(g, gpuHostFree(g->scratch.table_host[i]), "release");
+    if (g->scratch.fetched) (void)gpu_ok(g, gpuHostFree(g->scratch.fetched), "release");
     g->scratch = {};
+    g->fetch_bytes = 0;
     g->experts_n = 0;
 }
 
@@ -404,6 +467,9 @@ ms_status reserve(gpu_backend *g, const ms_scratch_need *n, ms_error *err) {
         g->scratch.table_host[i] = pinned_new(table);
         if (!g->scratch.table_host[i]) return ms_fail_memory(err, "expert table", table);
     }
+    size_t room = (size_t)fetch_room(n);
+    g->scratch.fetched = (uint8_t *)pinned_new(room);
+    if (!g->scratch.fetched) return ms_fail_memory(err, "router result", room);
     return MS_OK;
 }
 
@@ -697,8 +763,7 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
         return;
     if (!a.table.count) return;
     g->next_table = (i + 1) % TABLES;
-    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, sc->table_host[i], bytes, gpuMemcpyHostToDevice, g->stream),
-                 "experts_run");
+    (void)gpu_ok(g, k_experts_send(g->stream, sc->table, sc->table_host[i], bytes), "experts_run");
     (void)gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
     a.hidden = s.hidden;
     a.inner = s.inner;
@@ -726,6 +791,11 @@ void experts_reduce_norm(ms_backend *be, float *out, const float *y, const float
 
 // ---------------------------------------------------------------- creation
 
+gpuEvent_t *event_of(gpu_backend *g, unsigned i) {
+    if (i < PIECES) return &g->piece_free[i];
+    return i < PIECES + TABLES ? &g->table_free[i - PIECES] : &g->fetch_done;
+}
+
 void backend_destroy(ms_backend *be) {
     if (!be) return;
     gpu_backend *g = gpu_of(be);
@@ -734,10 +804,7 @@ void backend_destroy(ms_backend *be) {
     device_free(g, g->flags);
     for (unsigned i = 0; i < PIECES; i++)
         if (g->piece[i]) (void)gpuHostFree(g->piece[i]);
-    for (unsigned i = 0; i < PIECES; i++)
-        if (g->events > i) (void)gpuEventDestroy(g->piece_free[i]);
-    for (unsigned i = 0; i < TABLES; i++)
-        if (g->events > PIECES + i) (void)gpuEventDestroy(g->table_free[i]);
+    for (unsigned i = 0; i < g->events; i++) (void)gpuEventDestroy(*event_of(g, i));
     (void)gpuStreamDestroy(g->stream);
     free(g);
 }
@@ -745,6 +812,7 @@ void backend_destroy(ms_backend *be) {
 void set_members(ms_backend *be) {
     be->name = GPU_BACKEND_NAME;
     be->destroy = backend_destroy;
+    be->device_memory = device_memory;
     be->alloc = backend_alloc;
     be->release = backend_release;
     be->upload = backend_upload;
@@ -752,10 +820,14 @@ void set_members(ms_backend *be) {
     be->copy = backend_copy;
     be->zero = backend_zero;
     be->sync = backend_sync;
+    be->fetch_begin = fetch_begin;
+    be->fetch_end = fetch_end;
+    be->deferred = true;
     be->weight_create = weight_create;
     be->weight_fill = weight_fill;
     be->weight_destroy = weight_destroy;
     be->scratch_bytes = scratch_bytes;
+    be->scratch_host_bytes = scratch_host_bytes;
     be->scratch_reserve = scratch_reserve;
     be->rms_norm = rms_norm;
     be->mix_norm = mix_norm;
@@ -793,10 +865,9 @@ ms_status find_device(int device, ms_error *err) {
 }
 
 ms_status make_buffers(gpu_backend *g, ms_error *err) {
-    for (; g->events < PIECES + TABLES; g->events++) {
-        gpuEvent_t *e = g->events < PIECES ? &g->piece_free[g->events] : &g->table_free[g->events - PIECES];
-        if (gpuEventCreate(e) != gpuSuccess) return ms_fail(err, MS_ERR_IO, "%s: no event", GPU_NAME);
-    }
+    for (; g->events < EVENTS; g->events++)
+        if (gpuEventCreate(event_of(g, g->events)) != gpuSuccess)
+            return ms_fail(err, MS_ERR_IO, "%s: no event", GPU_NAME);
     for (unsigned i = 0; i < PIECES; i++) {
         g->piece[i] = (uint8_t *)pinned_new(PIECE_BYTES);
         if (!g->piece[i]) return ms_fail_memory(err, "pinned upload buffer", PIECE_BYTES);
@@ -816,7 +887,7 @@ ms_status make_buffers(gpu_backend *g, ms_error *err) {
 // Takes g over: on failure it is gone.
 ms_status open_device(gpu_backend *g, const ms_gpu_options *o, ms_error *err) {
     char name[256], arch[64];
-    gpuError_t e = gpuDescribe(o->device, name, sizeof name, arch, sizeof arch);
+    gpuError_t e = gpuDescribe(o->device, name, sizeof name, arch, sizeof arch, &g->shares_memory);
     if (e == gpuSuccess) e = gpuStreamCreate(&g->stream);
     if (e != gpuSuccess) {
         free(g);

@@ -64,7 +64,13 @@ static inline gpuError_t gpuMemsetAsync(void *d, int v, size_t n, gpuStream_t) {
     return 0;
 }
 static inline gpuError_t gpuSetDevice(int) { return 0; }
-static inline gpuError_t gpuDescribe(int, char *name, size_t name_bytes, char *arch, size_t arch_bytes) {
+static inline gpuError_t gpuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+    *free_bytes = *total_bytes = 0;
+    return 0;
+}
+static inline gpuError_t gpuDescribe(int, char *name, size_t name_bytes, char *arch, size_t arch_bytes,
+                                     bool *shares_memory) {
+    *shares_memory = true;
     snprintf(name, name_bytes, "emulator");
     snprintf(arch, arch_bytes, "emulated");
     return 0;

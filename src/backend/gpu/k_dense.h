@@ -36,12 +36,13 @@ GPU_DEV void k_norm_row(k_norm_shared *sh, float *out, const float *x, k_vector 
 
 GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_rms_norm(k_rms_norm_args a) {
     GPU_SHARED(k_norm_shared, sh);
+    gpu_begin();
     size_t at = (size_t)gpu_bx() * a.dim;
     k_norm_row(&sh, a.out + at, a.x + at, a.w, a.dim, a.eps);
 }
 
 static void k_rms_norm(gpuStream_t stream, const k_rms_norm_args *a) {
-    if (a->n) GPU_LAUNCH(kern_rms_norm, a->n, K_BLOCK, stream, *a);
+    if (a->n) GPU_LAUNCH_EARLY(kern_rms_norm, a->n, K_BLOCK, stream, *a);
 }
 
 // ---------------------------------------------------------------- mix_norm
@@ -58,30 +59,62 @@ typedef struct k_mix_args {
     float eps;
 } k_mix_args;
 
+// A block has many waves: with a single row it is all there is, and a row has few sources.
+enum { K_MIX_BLOCK = 512, K_MIX_KEPT = 8192, K_MIX_DEEP = 28, K_MIX_OWN = 14 };
+
 typedef struct k_mix_shared {
     float p[K_MIX_SOURCES];
+    float kept[K_MIX_KEPT]; // the first elements of the mix, for its norm
     k_norm_shared norm;
 } k_mix_shared;
+
+// dot32(score, v) and dot32(v, v); K_MIX_DEEP loads under way.
+GPU_DEV void k_mix_dots(float *uv_out, float *vv_out, const float *score, const float *v, uint32_t dim) {
+    float uv = 0.0f, vv = 0.0f;
+    uint32_t i = gpu_lane();
+    GPU_ROLLED
+    for (; i + (K_MIX_DEEP - 1) * GPU_WAVE < dim; i += K_MIX_DEEP * GPU_WAVE) {
+        float x[K_MIX_DEEP], u[K_MIX_DEEP];
+        GPU_UNROLL
+        for (uint32_t j = 0; j < K_MIX_DEEP; j++) {
+            x[j] = v[i + j * GPU_WAVE];
+            u[j] = score[i + j * GPU_WAVE];
+        }
+        GPU_UNROLL
+        for (uint32_t j = 0; j < K_MIX_DEEP; j++) {
+            uv = gpu_fma(u[j], x[j], uv);
+            vv = gpu_fma(x[j], x[j], vv);
+        }
+    }
+    for (; i < dim; i += GPU_WAVE) {
+        uv = gpu_fma(score[i], v[i], uv);
+        vv = gpu_fma(v[i], v[i], vv);
+    }
+    *uv_out = gpu_wave_sum(uv);
+    *vv_out = gpu_wave_sum(vv);
+}
 
 GPU_DEV const float *k_mix_source(const k_mix_args *a, uint32_t source, size_t row) {
     if (source == a->block_count) return a->prefix + row * a->dim;
     return a->blocks + source * a->block_stride + row * a->dim;
 }
 
-GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_mix_norm(k_mix_args a) {
+// Dot of the kept row with itself.
+GPU_DEV float k_mix_square(const k_mix_shared *sh, uint32_t dim) {
+    float s = 0.0f;
+    GPU_UNROLL_8
+    for (uint32_t i = gpu_lane(); i < dim; i += GPU_WAVE) s = gpu_fma(sh->kept[i], sh->kept[i], s);
+    return gpu_wave_sum(s);
+}
+
+GPU_KERNEL GPU_BOUNDS(K_MIX_BLOCK, 1) kern_mix_norm(k_mix_args a) {
     GPU_SHARED(k_mix_shared, sh);
+    gpu_begin();
     const size_t row = gpu_bx();
     const uint32_t sources = a.block_count + 1;
-    for (uint32_t s = gpu_wave(); s < sources; s += K_WAVES) {
-        const float *v = k_mix_source(&a, s, row);
-        float uv = 0.0f, vv = 0.0f;
-        for (uint32_t i = gpu_lane(); i < a.dim; i += GPU_WAVE) {
-            float x = v[i];
-            uv = gpu_fma(a.score[i], x, uv);
-            vv = gpu_fma(x, x, vv);
-        }
-        uv = gpu_wave_sum(uv);
-        vv = gpu_wave_sum(vv);
+    for (uint32_t s = gpu_wave(); s < sources; s += K_MIX_BLOCK / GPU_WAVE) {
+        float uv, vv;
+        k_mix_dots(&uv, &vv, a.score, k_mix_source(&a, s, row), a.dim);
         if (gpu_lane() == 0) sh.p[s] = uv * k_rms_factor(vv, a.dim, a.eps);
     }
     gpu_sync();
@@ -92,19 +125,48 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_mix_norm(k_mix_args a) {
     gpu_sync();
     float l = 0.0f;
     for (uint32_t s = 0; s < sources; s++) l = l + sh.p[s];
+    gpu_sync();
+    if (gpu_tid() < sources) sh.p[gpu_tid()] = sh.p[gpu_tid()] / l;
+    gpu_sync();
     float *out = a.out + row * a.dim;
-    for (uint32_t i = gpu_tid(); i < a.dim; i += K_BLOCK) {
-        float y = 0.0f;
-        for (uint32_t s = 0; s < sources; s++) y = gpu_fma(sh.p[s] / l, k_mix_source(&a, s, row)[i], y);
-        out[i] = y;
+    const bool kept = a.norm.data && a.dim <= K_MIX_KEPT;
+    for (uint32_t first = gpu_tid(); first < a.dim; first += K_MIX_OWN * K_MIX_BLOCK) {
+        float y[K_MIX_OWN];
+        GPU_UNROLL
+        for (uint32_t j = 0; j < K_MIX_OWN; j++) y[j] = 0.0f;
+        GPU_UNROLL_2
+        for (uint32_t s = 0; s < sources; s++) {
+            const float *v = k_mix_source(&a, s, row);
+            const float p = sh.p[s];
+            GPU_UNROLL
+            for (uint32_t j = 0; j < K_MIX_OWN; j++)
+                if (first + j * K_MIX_BLOCK < a.dim) y[j] = gpu_fma(p, v[first + j * K_MIX_BLOCK], y[j]);
+        }
+        GPU_UNROLL
+        for (uint32_t j = 0; j < K_MIX_OWN; j++) {
+            uint32_t i = first + j * K_MIX_BLOCK;
+            if (i >= a.dim) continue;
+            if (kept) sh.kept[i] = y[j];
+            else out[i] = y[j];
+        }
     }
     if (!a.norm.data) return;
     gpu_sync();
-    k_norm_row(&sh.norm, out, out, a.norm, a.dim, a.eps);
+    if (!kept) {
+        k_norm_row(&sh.norm, out, out, a.norm, a.dim, a.eps);
+        return;
+    }
+    if (gpu_wave() == 0) {
+        float r = k_rms_factor(k_mix_square(&sh, a.dim), a.dim, a.eps);
+        if (gpu_lane() == 0) sh.norm.factor = r;
+    }
+    gpu_sync();
+    const float r = sh.norm.factor;
+    for (uint32_t i = gpu_tid(); i < a.dim; i += K_MIX_BLOCK) out[i] = k_vector_get(a.norm, i) * (sh.kept[i] * r);
 }
 
 static void k_mix_norm(gpuStream_t stream, const k_mix_args *a) {
-    if (a->n) GPU_LAUNCH(kern_mix_norm, a->n, K_BLOCK, stream, *a);
+    if (a->n) GPU_LAUNCH_EARLY(kern_mix_norm, a->n, K_MIX_BLOCK, stream, *a);
 }
 
 // ---------------------------------------------------------------- int8 inputs of products
@@ -122,6 +184,7 @@ typedef struct k_quantise_args {
 
 // A wave takes a group, a lane four neighbours.
 GPU_KERNEL GPU_BOUNDS(K_BLOCK, 4) kern_quantise(k_quantise_args a) {
+    gpu_begin();
     const uint32_t groups = k_q8_groups(a.cols);
     const uint64_t item = (uint64_t)gpu_bx() * K_WAVES + gpu_wave();
     if (item >= (uint64_t)a.n * groups) return;
@@ -147,7 +210,7 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 4) kern_quantise(k_quantise_args a) {
 
 static void k_quantise(gpuStream_t stream, const k_quantise_args *a) {
     uint64_t items = (uint64_t)a->n * k_q8_groups(a->cols);
-    if (items) GPU_LAUNCH(kern_quantise, (uint32_t)((items + K_WAVES - 1) / K_WAVES), K_BLOCK, stream, *a);
+    if (items) GPU_LAUNCH_EARLY(kern_quantise, (uint32_t)((items + K_WAVES - 1) / K_WAVES), K_BLOCK, stream, *a);
 }
 
 // ---------------------------------------------------------------- products
@@ -163,7 +226,11 @@ typedef struct k_product {
     uint32_t block_end; // set by the launcher: first block behind this product
 } k_product;
 
-enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4 };
+// A Q8 tile is 8 rows.  Of a single input row, K_WAVES / split of them share a block, `split` waves each: enough waves
+// for the memory of the device also where a weight has few rows.
+enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4, K_SPLIT_DOTS = 2048, K_SPLIT_WAVES = 4096 };
+// Weights of at most so many rows are read by a wave a row.
+enum { K_DOT_FEW_ROWS = 4096, K_DOT_DEEP = 4 };
 
 // Products of the same input rows.
 typedef struct k_project_args {
@@ -173,6 +240,7 @@ typedef struct k_project_args {
     const int8_t *x_q; // from k_quantise; for K_MODE_Q8
     const float *x_s;
     uint32_t n, cols;
+    uint32_t split; // set by the launcher: waves of a Q8 tile, 1, 2, 4 or 8
 } k_project_args;
 
 // Eight integers per lane; afterwards lane l has the sum of v[l % 8] over the eight lanes around it.
@@ -239,6 +307,219 @@ template <int NX> GPU_DEV void k_q8_tile(const k_product *p, const k_project_arg
     }
 }
 
+// Integer dots of the groups and what they are to be multiplied with, [tile of the block][group][row of the tile].
+typedef struct k_split_shared {
+    int32_t dot[K_SPLIT_DOTS];
+    float scale[K_SPLIT_DOTS];
+} k_split_shared;
+
+GPU_DEV void k_split_prefetch(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t slice) {
+    const uint32_t lane = gpu_lane();
+    const size_t stride = k_q8_stride(a->cols), at = (size_t)slice * 4 * K_Q8_GROUP + lane % 4 * 128;
+    const uint32_t r = row0 + lane / 4;
+    if (r < p->rows && at < stride) gpu_prefetch((const int8_t *)p->data + r * stride + at);
+}
+
+// k_q8_tile for one input row: wave `slice` of `split` makes the dots of every split-th step of 512 columns, then the
+// first of them adds up in the order of groups.
+GPU_DEV void k_q8_split(k_split_shared &sh, const k_product *p, const k_project_args *a, uint32_t tile,
+                        uint32_t in_tile, uint32_t slice) {
+    const uint32_t lane = gpu_lane(), groups = k_q8_groups(a->cols), row0 = tile * K_Q8_ROWS;
+    const bool work = row0 < p->rows;
+    const uint32_t in_block = !work ? 1 : p->rows - row0 < K_Q8_ROWS ? p->rows - row0 : (uint32_t)K_Q8_ROWS;
+    const uint32_t sub = lane % 8 < in_block ? lane % 8 : in_block - 1, base = in_tile * groups * K_Q8_ROWS;
+    const size_t stride = k_q8_stride(a->cols);
+    const int8_t *data = (const int8_t *)p->data + row0 * stride;
+    const float *scales = p->scales + (size_t)row0 * groups + sub;
+    GPU_ROLLED
+    for (uint32_t g0 = slice * 4; work && g0 < groups; g0 += a->split * 4) {
+        const uint32_t g = g0 + lane / 8, col = g0 * K_Q8_GROUP + lane * 16;
+        const bool live = g < groups, stored = col < stride;
+        const float scale = live ? scales[(size_t)g * in_block] * a->x_s[g] : 0.0f;
+        gpu_u4 w[K_Q8_ROWS], q = {{0, 0, 0, 0}};
+        GPU_UNROLL
+        for (uint32_t r = 0; r < K_Q8_ROWS; r++) {
+            w[r] = {{0, 0, 0, 0}};
+            if (stored) w[r] = gpu_load_u4(data + (r < in_block ? r : in_block - 1) * stride + col);
+        }
+        if (stored) q = gpu_load_u4(a->x_q + col);
+        int32_t v[K_Q8_ROWS];
+        GPU_UNROLL
+        for (int r = 0; r < K_Q8_ROWS; r++) {
+            int32_t d = gpu_dot4(w[r].v[0], q.v[0], 0);
+            d = gpu_dot4(w[r].v[1], q.v[1], d);
+            d = gpu_dot4(w[r].v[2], q.v[2], d);
+            v[r] = gpu_dot4(w[r].v[3], q.v[3], d);
+        }
+        int32_t dot = k_scatter_sum8(v);
+        if (live) sh.dot[base + g0 * K_Q8_ROWS + lane] = dot; // group lane / 8 of the step, row lane % 8
+        if (live) sh.scale[base + g0 * K_Q8_ROWS + lane] = scale;
+    }
+    gpu_sync();
+    if (slice != 0 || !work) return; // whole waves
+    float part = 0.0f;
+    for (uint32_t g = lane / 8, i = base + lane; g < groups; g += 4, i += 4 * K_Q8_ROWS)
+        part = gpu_fma((float)sh.dot[i], sh.scale[i], part);
+    float y = part + gpu_shfl_xor(part, 16); // p0 + p2, p1 + p3
+    y = y + gpu_shfl_xor(y, 8);
+    if (lane < in_block) p->out[row0 + lane] = y;
+}
+
+// ---------------------------------------------------------------- Q8 products of many rows: matrix instructions
+// A block makes 128 input rows times 64 weight rows, a wave 32 times 32 of them, all four partial sums in registers.
+// Halves of groups (64 columns) come through shared memory, two of them ahead; their integer dots begin at the bits of
+// 1.5 * 2^23, so that the sum is already a float (less that number): |dot| <= 128 * 127 * 127 < 2^22.
+enum {
+    K_MMA_X = 128,
+    K_MMA_W = 64,
+    K_MMA_HALF = K_Q8_GROUP / 2,
+    K_MMA_STAGES = 3,
+    K_MMA_MAGIC = 0x4b400000,
+    K_MMA_LEAST = 16 // rows from which it pays
+};
+
+#if !GPU_HIP // AMD's matrix instructions have another arrangement
+typedef struct k_mma_shared {
+    alignas(16) uint8_t x[K_MMA_STAGES][K_MMA_X][K_MMA_HALF];
+    alignas(16) uint8_t w[K_MMA_STAGES][K_MMA_W][K_MMA_HALF];
+    float x_s[2][K_MMA_X], w_s[2][K_MMA_W]; // by group % 2
+} k_mma_shared;
+
+// What a thread copies of each half: a 16-byte piece of two input rows and of a weight row, and a scale of each group.
+typedef struct k_mma_source {
+    const int8_t *x[2], *w;
+    const float *scale;
+    uint32_t scale_step, col, w_stride;
+} k_mma_source;
+
+GPU_DEV k_mma_source k_mma_source_of(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t x0) {
+    const uint32_t t = gpu_tid(), groups = k_q8_groups(a->cols), last = p->rows - 1;
+    const size_t stride = k_q8_stride(a->cols);
+    k_mma_source s;
+    s.col = t % 4 * 16;
+    s.w_stride = (uint32_t)stride;
+    GPU_UNROLL
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t x = x0 + t / 4 + i * 64;
+        s.x[i] = a->x_q + (size_t)(x < a->n ? x : a->n - 1) * groups * K_Q8_GROUP + s.col;
+    }
+    uint32_t r = row0 + t / 4;
+    s.w = (const int8_t *)p->data + (r < last ? r : last) * stride + s.col;
+    if (t < K_MMA_X) {
+        uint32_t x = x0 + t;
+        s.scale = a->x_s + (size_t)(x < a->n ? x : a->n - 1) * groups;
+        s.scale_step = 1;
+    } else {
+        uint32_t row = row0 + (t - K_MMA_X) % K_MMA_W;
+        row = row < last ? row : last;
+        s.scale = p->scales + k_q8_scale_at(p->rows, groups, row, 0);
+        s.scale_step = p->rows - row / 8 * 8 < 8 ? p->rows - row / 8 * 8 : 8;
+    }
+    return s;
+}
+
+GPU_DEV void k_mma_copy(k_mma_shared &sh, const k_mma_source &s, uint32_t half, uint32_t halves) {
+    if (half < halves) {
+        const uint32_t t = gpu_tid(), stage = half % K_MMA_STAGES, at = half * K_MMA_HALF, g = half / 2;
+        gpu_copy16(&sh.x[stage][t / 4][s.col], s.x[0] + at);
+        gpu_copy16(&sh.x[stage][t / 4 + 64][s.col], s.x[1] + at);
+        gpu_copy16(&sh.w[stage][t / 4][s.col], at + s.col < s.w_stride ? s.w + at : nullptr);
+        if (half % 2 == 0 && t < K_MMA_X + K_MMA_W)
+            gpu_copy4(t < K_MMA_X ? &sh.x_s[g % 2][t] : &sh.w_s[g % 2][t - K_MMA_X],
+                      s.scale + (size_t)g * s.scale_step);
+    }
+    gpu_copy_batch();
+}
+
+// Dots of one half group.  Within it the order of columns is the lanes' own, the same for both matrices.
+GPU_DEV void k_mma_half(int32_t (&dot)[2][4][4], const k_mma_shared &sh, uint32_t stage, uint32_t x, uint32_t w) {
+    const uint32_t row = gpu_lane() / 4, col = gpu_lane() % 4 * 16;
+    gpu_u4 lo[2], hi[2];
+    GPU_UNROLL
+    for (uint32_t m = 0; m < 2; m++) {
+        lo[m] = gpu_load_u4(&sh.x[stage][x + m * 16 + row][col]);
+        hi[m] = gpu_load_u4(&sh.x[stage][x + m * 16 + row + 8][col]);
+    }
+    GPU_UNROLL
+    for (uint32_t n = 0; n < 4; n++) {
+        const gpu_u4 q = gpu_load_u4(&sh.w[stage][w + n * 8 + row][col]);
+        GPU_UNROLL
+        for (int k = 0; k < 4; k += 2) {
+            const uint32_t b[2] = {q.v[k], q.v[k + 1]};
+            GPU_UNROLL
+            for (int m = 0; m < 2; m++) {
+                const uint32_t left[4] = {lo[m].v[k], hi[m].v[k], lo[m].v[k + 1], hi[m].v[k + 1]};
+                gpu_mma_s8(dot[m][n], left, b);
+            }
+        }
+    }
+}
+
+GPU_DEV void k_mma_add(float (&part)[2][4][4], const int32_t (&dot)[2][4][4], const float *x_s, const float *w_s) {
+    const uint32_t row = gpu_lane() / 4, col = gpu_lane() % 4 * 2;
+    GPU_UNROLL
+    for (uint32_t m = 0; m < 2; m++) {
+        const float top = x_s[m * 16 + row], low = x_s[m * 16 + row + 8];
+        GPU_UNROLL
+        for (uint32_t n = 0; n < 4; n++) {
+            GPU_UNROLL
+            for (uint32_t i = 0; i < 4; i++) {
+                float d = gpu_as_f32((uint32_t)dot[m][n][i]) - 12582912.0f;
+                float scale = w_s[n * 8 + col + i % 2] * (i < 2 ? top : low);
+                part[m][n][i] = gpu_fma(d, scale, part[m][n][i]);
+            }
+        }
+    }
+}
+
+GPU_KERNEL GPU_BOUNDS(K_BLOCK, 1) kern_project_mma(k_project_args a) {
+    GPU_SHARED(k_mma_shared, sh);
+    gpu_begin();
+    k_product p = a.product[0];
+    uint32_t first = 0;
+    for (uint32_t i = 1; i < a.count; i++) {
+        if (gpu_bx() < a.product[i - 1].block_end) break;
+        first = a.product[i - 1].block_end;
+        p = a.product[i];
+    }
+    const uint32_t row0 = (gpu_bx() - first) * K_MMA_W, x0 = gpu_by() * K_MMA_X;
+    const uint32_t x = gpu_wave() / 2 * 32, w = gpu_wave() % 2 * 32, groups = k_q8_groups(a.cols), halves = 2 * groups;
+    const k_mma_source source = k_mma_source_of(&p, &a, row0, x0);
+    float part[4][2][4][4];
+    GPU_UNROLL
+    for (int i = 0; i < 128; i++) part[i / 32][i / 16 % 2][i / 4 % 4][i % 4] = 0.0f;
+    k_mma_copy(sh, source, 0, halves);
+    k_mma_copy(sh, source, 1, halves);
+    GPU_ROLLED
+    for (uint32_t g0 = 0; g0 < groups; g0 += 4) {
+        GPU_UNROLL
+        for (uint32_t j = 0; j < 4; j++) {
+            const uint32_t g = g0 + j;
+            if (g >= groups) break;
+            int32_t dot[2][4][4];
+            GPU_UNROLL
+            for (int i = 0; i < 32; i++) dot[i / 16][i / 4 % 4][i % 4] = K_MMA_MAGIC;
+            GPU_UNROLL
+            for (uint32_t half = 2 * g; half < 2 * g + 2; half++) {
+                gpu_copy_wait<1>();
+                gpu_sync(); // this half is there for all, and all are through with the one before
+                k_mma_copy(sh, source, half + 2, halves);
+                k_mma_half(dot, sh, half % K_MMA_STAGES, x, w);
+            }
+            k_mma_add(part[j], dot, &sh.x_s[g % 2][x], &sh.w_s[g % 2][w]);
+        }
+    }
+    GPU_UNROLL
+    for (uint32_t i = 0; i < 32; i++) {
+        const uint32_t m = i / 16, n = i / 4 % 4, c = i % 4;
+        const uint32_t out_x = x0 + x + m * 16 + gpu_lane() / 4 + c / 2 * 8;
+        const uint32_t out_r = row0 + w + n * 8 + gpu_lane() % 4 * 2 + c % 2;
+        float y = k_sum4(part[0][m][n][c], part[1][m][n][c], part[2][m][n][c], part[3][m][n][c]);
+        if (out_x < a.n && out_r < p.rows) p.out[out_x * p.out_stride + out_r] = y;
+    }
+}
+#endif
+
 // One column of a row as f32.
 GPU_DEV float k_weight_get(const k_product *p, uint32_t cols, uint32_t r, uint32_t col) {
     switch (p->mode) {
@@ -253,73 +534,143 @@ GPU_DEV float k_weight_get(const k_product *p, uint32_t cols, uint32_t r, uint32
     }
 }
 
-// Four rows times up to NX input rows by dot32: the lanes are the partial sums.
-template <int NX> GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t x0) {
+// The part of k_dot_tile for full blocks of a BF16 weight, DEEP blocks at a time: so many loads are under way.
+template <int NX, int ROWS, int DEEP>
+GPU_DEV uint32_t k_dot_blocks(float (&s)[NX][ROWS], const k_product *p, const k_project_args *a, uint32_t row0,
+                              uint32_t x0, uint32_t at) {
     const uint32_t lane = gpu_lane(), cols = a->cols, last = p->rows - 1;
-    float s[NX][K_DOT_ROWS];
-    GPU_UNROLL
-    for (int x = 0; x < NX; x++) {
+    GPU_ROLLED
+    for (; cols - at >= DEEP * K_BF16_BLOCK; at += DEEP * K_BF16_BLOCK) {
+        gpu_u4 w[DEEP][ROWS];
         GPU_UNROLL
-        for (int r = 0; r < K_DOT_ROWS; r++) s[x][r] = 0.0f;
-    }
-    uint32_t at = 0;
-    if (p->mode == K_MODE_BF16 && p->rows > 1 && cols % 8 == 0) {
-        GPU_ROLLED
-        for (; cols - at >= K_BF16_BLOCK; at += K_BF16_BLOCK) {
-            gpu_u4 w[K_DOT_ROWS];
+        for (uint32_t d = 0; d < DEEP; d++) {
             GPU_UNROLL
-            for (uint32_t r = 0; r < K_DOT_ROWS; r++) {
+            for (uint32_t r = 0; r < ROWS; r++) {
                 size_t row = row0 + r < last ? row0 + r : last;
-                w[r] = gpu_load_u4((const gpu_bf16 *)p->data + row * cols + at + lane * 8);
+                w[d][r] = gpu_load_u4((const gpu_bf16 *)p->data + row * cols + at + d * K_BF16_BLOCK + lane * 8);
             }
+        }
+        GPU_UNROLL
+        for (uint32_t d = 0; d < DEEP; d++) {
             GPU_UNROLL
             for (uint32_t x = 0; x < NX; x++) {
                 if (x0 + x >= a->n) break;
-                const float *v = a->x + (size_t)(x0 + x) * cols + at + lane;
+                const float *v = a->x + (size_t)(x0 + x) * cols + at + d * K_BF16_BLOCK + lane;
                 GPU_UNROLL
                 for (int t = 0; t < 4; t++) {
                     float even = v[64 * t], odd = v[64 * t + 32];
                     GPU_UNROLL
-                    for (int r = 0; r < K_DOT_ROWS; r++) {
-                        s[x][r] = gpu_fma(even, gpu_as_f32(w[r].v[t] << 16), s[x][r]);
-                        s[x][r] = gpu_fma(odd, gpu_as_f32(w[r].v[t] & 0xffff0000u), s[x][r]);
+                    for (int r = 0; r < ROWS; r++) {
+                        s[x][r] = gpu_fma(even, gpu_as_f32(w[d][r].v[t] << 16), s[x][r]);
+                        s[x][r] = gpu_fma(odd, gpu_as_f32(w[d][r].v[t] & 0xffff0000u), s[x][r]);
                     }
                 }
             }
         }
     }
+    return at;
+}
+
+// The same for whole groups of a Q8 weight whose input is exact: each value is decoded, one rounded product.
+template <int NX, int ROWS, int DEEP>
+GPU_DEV uint32_t k_dot_groups(float (&s)[NX][ROWS], const k_product *p, const k_project_args *a, uint32_t row0,
+                              uint32_t x0, uint32_t at) {
+    enum { STEPS = K_Q8_GROUP / GPU_WAVE };
+    const uint32_t lane = gpu_lane(), cols = a->cols, last = p->rows - 1, groups = k_q8_groups(cols);
+    const size_t stride = k_q8_stride(cols);
+    GPU_ROLLED
+    for (; cols - at >= DEEP * K_Q8_GROUP; at += DEEP * K_Q8_GROUP) {
+        int8_t w[DEEP][STEPS][ROWS];
+        float scale[DEEP][ROWS];
+        GPU_UNROLL
+        for (uint32_t d = 0; d < DEEP; d++) {
+            GPU_UNROLL
+            for (uint32_t r = 0; r < ROWS; r++) {
+                const uint32_t row = row0 + r < last ? row0 + r : last;
+                const int8_t *q = (const int8_t *)p->data + row * stride + at + d * K_Q8_GROUP + lane;
+                scale[d][r] = p->scales[k_q8_scale_at(p->rows, groups, row, at / K_Q8_GROUP + d)];
+                GPU_UNROLL
+                for (uint32_t t = 0; t < STEPS; t++) w[d][t][r] = q[t * GPU_WAVE];
+            }
+        }
+        GPU_UNROLL
+        for (uint32_t d = 0; d < DEEP; d++) {
+            GPU_UNROLL
+            for (uint32_t t = 0; t < STEPS; t++) {
+                GPU_UNROLL
+                for (uint32_t x = 0; x < NX; x++) {
+                    if (x0 + x >= a->n) break;
+                    const float v = a->x[(size_t)(x0 + x) * cols + at + d * K_Q8_GROUP + t * GPU_WAVE + lane];
+                    GPU_UNROLL
+                    for (int r = 0; r < ROWS; r++) s[x][r] = gpu_fma(v, (float)w[d][t][r] * scale[d][r], s[x][r]);
+                }
+            }
+        }
+    }
+    return at;
+}
+
+// Sums the lanes of each row.  Four rows: the butterfly, with a row less to carry in each half; the additions and their
+// operands are the same.
+template <int ROWS> GPU_DEV void k_dot_store(const float (&s)[ROWS], float *out, uint32_t row0, uint32_t last) {
+    const uint32_t lane = gpu_lane();
+    if (ROWS == 1) {
+        float y = gpu_wave_sum(s[0]);
+        if (lane == 0 && row0 <= last) out[row0] = y;
+        return;
+    }
+    const bool high = lane & 16, odd = lane & 8;
+    float s0 = (high ? s[2 % ROWS] : s[0]) + gpu_shfl_xor(high ? s[0] : s[2 % ROWS], 16);
+    float s1 = (high ? s[3 % ROWS] : s[1 % ROWS]) + gpu_shfl_xor(high ? s[1 % ROWS] : s[3 % ROWS], 16);
+    float y = (odd ? s1 : s0) + gpu_shfl_xor(odd ? s0 : s1, 8);
+    GPU_UNROLL
+    for (int m = 4; m; m >>= 1) y = y + gpu_shfl_xor(y, m);
+    uint32_t r = row0 + lane / 16 * 2 + lane / 8 % 2;
+    if (lane % 8 == 0 && r <= last) out[r] = y;
+}
+
+// ROWS (1 or 4) rows times up to NX input rows by dot32: the lanes are the partial sums.
+template <int NX, int ROWS> GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t row0,
+                                                    uint32_t x0) {
+    const uint32_t lane = gpu_lane(), cols = a->cols, last = p->rows - 1;
+    float s[NX][ROWS];
+    GPU_UNROLL
+    for (int x = 0; x < NX; x++) {
+        GPU_UNROLL
+        for (int r = 0; r < ROWS; r++) s[x][r] = 0.0f;
+    }
+    uint32_t at = 0;
+    if (p->mode == K_MODE_BF16 && p->rows > 1 && cols % 8 == 0) {
+        if (ROWS == 1) at = k_dot_blocks<NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1>(s, p, a, row0, x0, at);
+        at = k_dot_blocks<NX, ROWS, 1>(s, p, a, row0, x0, at);
+    } else if (p->mode == K_MODE_Q8_EXACT) {
+        if (ROWS == 1) at = k_dot_groups<NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1>(s, p, a, row0, x0, at);
+        at = k_dot_groups<NX, ROWS, 1>(s, p, a, row0, x0, at);
+    }
     GPU_ROLLED
     for (uint32_t i = at + lane; i < cols; i += GPU_WAVE) {
-        float w[K_DOT_ROWS];
+        float w[ROWS];
         GPU_UNROLL
-        for (uint32_t r = 0; r < K_DOT_ROWS; r++) w[r] = k_weight_get(p, cols, row0 + r < last ? row0 + r : last, i);
+        for (uint32_t r = 0; r < ROWS; r++) w[r] = k_weight_get(p, cols, row0 + r < last ? row0 + r : last, i);
         GPU_UNROLL
         for (uint32_t x = 0; x < NX; x++) {
             if (x0 + x >= a->n) break;
             float v = a->x[(size_t)(x0 + x) * cols + i];
             GPU_UNROLL
-            for (int r = 0; r < K_DOT_ROWS; r++) s[x][r] = gpu_fma(v, w[r], s[x][r]);
+            for (int r = 0; r < ROWS; r++) s[x][r] = gpu_fma(v, w[r], s[x][r]);
         }
     }
     GPU_UNROLL
     for (uint32_t x = 0; x < NX; x++) {
         if (x0 + x >= a->n) break;
-        // The butterfly, with a row less to carry in each half: the additions and their operands are the same.
-        const bool high = lane & 16, odd = lane & 8;
-        float s0 = (high ? s[x][2] : s[x][0]) + gpu_shfl_xor(high ? s[x][0] : s[x][2], 16);
-        float s1 = (high ? s[x][3] : s[x][1]) + gpu_shfl_xor(high ? s[x][1] : s[x][3], 16);
-        float y = (odd ? s1 : s0) + gpu_shfl_xor(odd ? s0 : s1, 8);
-        GPU_UNROLL
-        for (int m = 4; m; m >>= 1) y = y + gpu_shfl_xor(y, m);
-        uint32_t r = row0 + lane / 16 * 2 + lane / 8 % 2;
-        if (lane % 8 == 0 && r <= last) p->out[(x0 + x) * p->out_stride + r] = y;
+        k_dot_store<ROWS>(s[x], p->out + (x0 + x) * p->out_stride, row0, last);
     }
 }
 
 enum { K_KIND_Q8 = 1, K_KIND_DOT = 2 };
 
-// KINDS: what the products may be, so that a kernel holds registers for no more than that.
-template <int NX, int KINDS> GPU_DEV void k_project_block(const k_project_args *a) {
+// The product of this block, and the number of the block within it.
+GPU_DEV k_product k_project_find(const k_project_args *a, uint32_t *block) {
     k_product p = a->product[0];
     uint32_t first = 0;
     GPU_UNROLL
@@ -329,51 +680,130 @@ template <int NX, int KINDS> GPU_DEV void k_project_block(const k_project_args *
             p = a->product[i];
         }
     }
-    const uint32_t tile = gpu_uniform((gpu_bx() - first) * K_WAVES + gpu_wave());
-    const bool q8 = KINDS == K_KIND_Q8 || (KINDS != K_KIND_DOT && p.mode == K_MODE_Q8);
+    *block = gpu_bx() - first;
+    return p;
+}
+
+// KIND: what the products are, so that a kernel holds registers for no more than that.
+template <int NX, int KIND> GPU_DEV void k_project_block(const k_project_args *a) {
+    uint32_t block;
+    const k_product p = k_project_find(a, &block);
+    const uint32_t tile = gpu_uniform(block * K_WAVES + gpu_wave());
+    const bool q8 = KIND == K_KIND_Q8;
     if (tile >= k_ceil_div(p.rows, q8 ? (uint32_t)K_Q8_ROWS : (uint32_t)K_DOT_ROWS)) return;
     for (uint32_t x = gpu_by() * NX; x < a->n; x += gpu_nby() * NX) {
         if (q8)
             k_q8_tile<NX>(&p, a, tile * K_Q8_ROWS, x);
         else
-            k_dot_tile<NX>(&p, a, tile * K_DOT_ROWS, x);
+            k_dot_tile<NX, K_DOT_ROWS>(&p, a, tile * K_DOT_ROWS, x);
     }
 }
 
-GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) { k_project_block<1, K_KIND_Q8 | K_KIND_DOT>(&a); }
-GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_q8(k_project_args a) { k_project_block<K_X_ROWS, K_KIND_Q8>(&a); }
-GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_dot(k_project_args a) { k_project_block<K_X_ROWS, K_KIND_DOT>(&a); }
+GPU_DEV bool k_few_rows(const k_product *p) { return p->rows <= K_DOT_FEW_ROWS; }
+
+// One input row.
+GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
+    GPU_SHARED(k_split_shared, sh);
+    gpu_release_next();
+    uint32_t block;
+    const k_product p = k_project_find(&a, &block);
+    const uint32_t tile = gpu_uniform(block * K_WAVES + gpu_wave());
+    if (p.mode == K_MODE_Q8) {
+        const uint32_t slice = gpu_uniform(gpu_wave() % a.split), of_block = gpu_uniform(gpu_wave() / a.split);
+        const uint32_t row_tile = block * (K_WAVES / a.split) + of_block;
+        k_split_prefetch(&p, &a, row_tile * K_Q8_ROWS, slice);
+        gpu_wait_previous();
+        if (a.split > 1)
+            k_q8_split(sh, &p, &a, row_tile, of_block, slice);
+        else if (tile < k_ceil_div(p.rows, K_Q8_ROWS))
+            k_q8_tile<1>(&p, &a, tile * K_Q8_ROWS, 0);
+        return;
+    }
+    gpu_wait_previous();
+    if (k_few_rows(&p)) {
+        if (tile < p.rows) k_dot_tile<1, 1>(&p, &a, tile, 0);
+    } else if (tile < k_ceil_div(p.rows, K_DOT_ROWS)) {
+        k_dot_tile<1, K_DOT_ROWS>(&p, &a, tile * K_DOT_ROWS, 0);
+    }
+}
+GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_q8(k_project_args a) {
+    gpu_begin();
+    k_project_block<K_X_ROWS, K_KIND_Q8>(&a);
+}
+GPU_KERNEL GPU_BOUNDS(K_BLOCK, 3) kern_project_dot(k_project_args a) {
+    gpu_begin();
+    k_project_block<K_X_ROWS, K_KIND_DOT>(&a);
+}
+
+static bool k_project_mma(const k_project_args *a) {
+#if GPU_HIP
+    (void)a;
+    return false;
+#else
+    return a->n >= K_MMA_LEAST && k_ceil_div(a->n, K_MMA_X) <= K_GRID_Y;
+#endif
+}
+
+// Rows of p that a block takes.
+static uint32_t k_project_rows(const k_project_args *a, const k_product *p) {
+    if (p->mode == K_MODE_Q8 && k_project_mma(a)) return K_MMA_W;
+    if (p->mode == K_MODE_Q8) return K_WAVES / (a->n == 1 ? a->split : 1u) * K_Q8_ROWS;
+    return a->n == 1 && p->rows <= K_DOT_FEW_ROWS ? (uint32_t)K_WAVES : K_WAVES * (uint32_t)K_DOT_ROWS;
+}
 
 // The products of the wanted kinds, with their blocks; the number of blocks.
 static uint32_t k_project_select(k_project_args *a, const k_project_args *all, int kinds) {
     uint32_t blocks = 0;
     *a = *all;
     a->count = 0;
-    for (uint32_t i = 0; i < all->count; i++) {
-        bool q8 = all->product[i].mode == K_MODE_Q8;
-        if (!(kinds & (q8 ? K_KIND_Q8 : K_KIND_DOT))) continue;
-        k_product *p = &a->product[a->count++];
-        *p = all->product[i];
-        blocks += k_ceil_div(p->rows, K_WAVES * (q8 ? (uint32_t)K_Q8_ROWS : (uint32_t)K_DOT_ROWS));
-        p->block_end = blocks;
+    // Dots first: their few blocks take long, and so they are not what runs at the end.
+    for (int kind = K_KIND_DOT; kind >= K_KIND_Q8; kind--) {
+        for (uint32_t i = 0; i < all->count; i++) {
+            bool q8 = all->product[i].mode == K_MODE_Q8;
+            if (!(kinds & kind) || q8 != (kind == K_KIND_Q8)) continue;
+            k_product *p = &a->product[a->count++];
+            *p = all->product[i];
+            blocks += k_ceil_div(p->rows, k_project_rows(a, p));
+            p->block_end = blocks;
+        }
     }
     return blocks;
 }
 
+// How many waves share a Q8 tile: as many as fill the device, while each has a step and the dots fit.
+static uint32_t k_project_split(const k_project_args *a) {
+    uint64_t waves = 0;
+    const uint32_t groups = k_q8_groups(a->cols);
+    uint32_t split = 1;
+    for (uint32_t i = 0; i < a->count; i++)
+        if (a->product[i].mode == K_MODE_Q8) waves += k_ceil_div(a->product[i].rows, K_Q8_ROWS);
+    while (split < K_WAVES && waves * split < K_SPLIT_WAVES && groups > split * 4) split *= 2;
+    while (split > 1 && split < K_WAVES && (uint64_t)K_WAVES / split * K_Q8_ROWS * groups > K_SPLIT_DOTS) split *= 2;
+    return K_WAVES / split * (uint64_t)K_Q8_ROWS * groups > K_SPLIT_DOTS ? 1 : split;
+}
+
 // One launch for a single row, where launches count; one a kind for a range.
 static void k_project(gpuStream_t stream, const k_project_args *all) {
-    k_project_args a;
+    k_project_args a = *all;
     if (!all->n) return;
     if (all->n == 1) {
-        uint32_t blocks = k_project_select(&a, all, K_KIND_Q8 | K_KIND_DOT);
-        if (blocks) GPU_LAUNCH(kern_project_one, blocks, K_BLOCK, stream, a);
+        k_project_args one = *all;
+        one.split = k_project_split(all);
+        uint32_t blocks = k_project_select(&a, &one, K_KIND_Q8 | K_KIND_DOT);
+        if (blocks) GPU_LAUNCH_EARLY(kern_project_one, blocks, K_BLOCK, stream, a);
         return;
     }
     uint32_t rows = k_ceil_div(all->n, K_X_ROWS), y = rows < K_GRID_Y ? rows : (uint32_t)K_GRID_Y;
     uint32_t blocks = k_project_select(&a, all, K_KIND_Q8);
-    if (blocks) GPU_LAUNCH(kern_project_q8, gpuDim3(blocks, y), K_BLOCK, stream, a);
+#if !GPU_HIP
+    if (blocks && k_project_mma(all)) {
+        GPU_LAUNCH_EARLY(kern_project_mma, gpuDim3(blocks, k_ceil_div(all->n, K_MMA_X)), K_BLOCK, stream, a);
+        blocks = 0;
+    }
+#endif
+    if (blocks) GPU_LAUNCH_EARLY(kern_project_q8, gpuDim3(blocks, y), K_BLOCK, stream, a);
     blocks = k_project_select(&a, all, K_KIND_DOT);
-    if (blocks) GPU_LAUNCH(kern_project_dot, gpuDim3(blocks, y), K_BLOCK, stream, a);
+    if (blocks) GPU_LAUNCH_EARLY(kern_project_dot, gpuDim3(blocks, y), K_BLOCK, stream, a);
 }
 
 // ---------------------------------------------------------------- sums
@@ -385,13 +815,14 @@ typedef struct k_add_args {
 } k_add_args;
 
 GPU_KERNEL GPU_BOUNDS(K_BLOCK, 4) kern_add(k_add_args a) {
+    gpu_begin();
     size_t step = (size_t)gpu_nbx() * K_BLOCK;
     for (size_t i = (size_t)gpu_bx() * K_BLOCK + gpu_tid(); i < a.count; i += step) a.sum[i] = a.a[i] + a.b[i];
 }
 
 static void k_add(gpuStream_t stream, const k_add_args *a) {
     size_t blocks = (a->count + K_BLOCK - 1) / K_BLOCK;
-    if (blocks) GPU_LAUNCH(kern_add, (uint32_t)(blocks < 4096 ? blocks : 4096), K_BLOCK, stream, *a);
+    if (blocks) GPU_LAUNCH_EARLY(kern_add, (uint32_t)(blocks < 4096 ? blocks : 4096), K_BLOCK, stream, *a);
 }
 
 // ---------------------------------------------------------------- weight conversion

@@ -20,10 +20,13 @@ enum {
     EXPERT_THREADS = 128,
     EXPERT_GROUP_BYTES = K_MX_BYTES + 1,
     // GPU_BOUNDS of the products: 120 registers on AMD, 128 on NVIDIA.
+    // EXPERT_TOGETHER: groups of a wave whose weights are under way at a time, of a single row.
 #if GPU_HIP
-    EXPERT_RESIDENT = 6
+    EXPERT_RESIDENT = 6,
+    EXPERT_TOGETHER = 2
 #else
-    EXPERT_RESIDENT = 4
+    EXPERT_RESIDENT = 4,
+    EXPERT_TOGETHER = 4
 #endif
 };
 
@@ -162,6 +165,7 @@ GPU_DEV void mx_quantize(uint8_t *q, float *scale, float x) {
 enum { EXPERT_QUANT_THREADS = 256 };
 GPU_KERNEL GPU_BOUNDS(EXPERT_QUANT_THREADS, 4)
     k_experts_quantize(uint8_t *q, float *scales, const float *x, size_t groups) {
+    gpu_begin();
     size_t g = (size_t)gpu_bx() * (EXPERT_QUANT_THREADS / GPU_WAVE) + gpu_wave();
     if (g < groups) mx_quantize(q + g * K_MX_GROUP, scales + g, x[g * K_MX_GROUP + gpu_lane()]); // whole waves
 }
@@ -217,7 +221,8 @@ GPU_DEV void experts_load(experts_shared<ROWS, MATS> &sh, const uint8_t *q, cons
 template <int USED, int ROWS, int MATS>
 GPU_DEV void experts_groups(float (&acc)[MATS][ROWS], const experts_shared<ROWS, MATS> &sh,
                             const uint8_t *const (&tile)[MATS], uint32_t groups, uint32_t g0, uint32_t count) {
-    const int together = USED == 1 ? 2 : 1; // groups in flight; with many rows their sums need the registers
+    // Groups in flight; with many rows their sums need the registers.
+    const int together = USED == 1 ? (int)EXPERT_TOGETHER : 1;
     EXPERT_UNROLL(together)
     for (uint32_t g = gpu_wave(); g < count; g += 4) {
         uint32_t w[MATS][8];
@@ -247,6 +252,17 @@ GPU_DEV void experts_groups(float (&acc)[MATS][ROWS], const experts_shared<ROWS,
                 acc[m][r] = gpu_fma((float)dot, scale[m] * sh.in.scale[r][g], acc[m][r]);
             }
         }
+    }
+}
+
+// Asks for the first weights of this wave.
+template <int MATS> GPU_DEV void experts_prefetch(const uint8_t *const (&tile)[MATS], uint32_t groups) {
+    GPU_UNROLL
+    for (uint32_t i = 0; i < EXPERT_TOGETHER; i++) {
+        uint32_t g = gpu_wave() + 4 * i;
+        GPU_UNROLL
+        for (int m = 0; m < MATS; m++)
+            if (g < groups) gpu_prefetch(tile[m] + ((size_t)g * K_TILE + gpu_lane()) * K_MX_BYTES);
     }
 }
 
@@ -283,10 +299,13 @@ template <int ROWS, int MATS> GPU_DEV float experts_sum(const experts_shared<ROW
 template <int ROWS> GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_experts_inner(experts_args a) {
     typedef experts_shared<ROWS, 2> shared;
     GPU_SHARED(shared, sh);
+    gpu_wait_previous();
+    gpu_release_next(); // not before: the next kernel reads the table without waiting
     expert_item item = a.table.items[gpu_bx()];
     uint32_t groups = a.hidden / K_MX_GROUP, tile = gpu_by();
     const uint8_t *gate = item.slot + 2 * (size_t)tile * mx_tile_bytes(groups);
     const uint8_t *const tiles[2] = {gate, gate + mx_tile_bytes(groups)};
+    experts_prefetch<2>(tiles, groups);
     experts_tile<ROWS, 2>(sh, tiles, a.z_q, a.z_s, a.table.row + item.first, item.count, groups);
     for (uint32_t r = gpu_wave(); r < item.count; r += EXPERT_THREADS / GPU_WAVE) {
         float x = k_situ(experts_sum(sh, r, 0), experts_sum(sh, r, 1), a.beta, a.linear_beta);
@@ -299,10 +318,13 @@ template <int ROWS> GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_exp
 template <int ROWS> GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_experts_outer(experts_args a) {
     typedef experts_shared<ROWS, 1> shared;
     GPU_SHARED(shared, sh);
+    gpu_release_next(); // the table is there: all blocks of the kernel before this one have waited for it
     expert_item item = a.table.items[gpu_bx()];
     uint32_t groups = a.inner / K_MX_GROUP, tile = gpu_by();
     const uint8_t *const tiles[1] = {item.slot + 2 * mx_matrix_bytes(a.hidden, a.inner) +
                                      (size_t)tile * mx_tile_bytes(groups)};
+    experts_prefetch<1>(tiles, groups);
+    gpu_wait_previous();
     experts_tile<ROWS, 1>(sh, tiles, a.act_q, a.act_s, a.table.pair + item.first, item.count, groups);
     for (uint32_t r = gpu_wave(); r < item.count; r += EXPERT_THREADS / GPU_WAVE)
         a.y[(size_t)a.table.pair[item.first + r] * a.hidden + tile * K_TILE + gpu_lane()] = experts_sum(sh, r, 0);
@@ -456,6 +478,30 @@ static inline void k_experts_begin(gpuStream_t stream, uint8_t *q, float *scales
         GPU_LAUNCH(k_experts_quantize, gpuDim3(blocks), gpuDim3(EXPERT_QUANT_THREADS), stream, q, scales, z, groups);
 }
 
+// A small table goes as an argument of a kernel: a copy from the host would keep the products waiting for longer.
+enum { EXPERT_TABLE_WORDS = 256 };
+typedef struct table_args {
+    uint32_t *to;
+    uint32_t count, word[EXPERT_TABLE_WORDS];
+} table_args;
+GPU_KERNEL GPU_BOUNDS(EXPERT_TABLE_WORDS, 1) k_experts_table(table_args a) {
+    gpu_begin();
+    if (gpu_tid() < a.count) a.to[gpu_tid()] = a.word[gpu_tid()];
+}
+
+// Puts the table that lies in `host` to where the kernels read it; `host` may change once the stream has passed this.
+static inline gpuError_t k_experts_send(gpuStream_t stream, void *to, const void *host, size_t bytes) {
+    table_args a;
+    if (bytes > sizeof a.word || bytes % sizeof a.word[0] != 0)
+        return gpuMemcpyAsync(to, host, bytes, gpuMemcpyHostToDevice, stream);
+    a.to = (uint32_t *)to;
+    a.count = (uint32_t)(bytes / sizeof a.word[0]);
+    memset(a.word, 0, sizeof a.word);
+    memcpy(a.word, host, bytes);
+    GPU_LAUNCH_EARLY(k_experts_table, 1, EXPERT_TABLE_WORDS, stream, a);
+    return gpuGetLastError();
+}
+
 // The table is on the device when the stream gets here.
 static inline void k_experts_run(gpuStream_t stream, const experts_args *args, bool fast) {
     experts_args a = *args;
@@ -465,11 +511,11 @@ static inline void k_experts_run(gpuStream_t stream, const experts_args *args, b
         GPU_LAUNCH(k_experts_inner_exact, inner, block, stream, a);
         GPU_LAUNCH(k_experts_outer_exact, outer, block, stream, a);
     } else if (a.table.largest == 1) {
-        GPU_LAUNCH(k_experts_inner<1>, inner, block, stream, a);
-        GPU_LAUNCH(k_experts_outer<1>, outer, block, stream, a);
+        GPU_LAUNCH_EARLY(k_experts_inner<1>, inner, block, stream, a);
+        GPU_LAUNCH_EARLY(k_experts_outer<1>, outer, block, stream, a);
     } else {
-        GPU_LAUNCH(k_experts_inner<EXPERT_ROWS>, inner, block, stream, a);
-        GPU_LAUNCH(k_experts_outer<EXPERT_ROWS>, outer, block, stream, a);
+        GPU_LAUNCH_EARLY(k_experts_inner<EXPERT_ROWS>, inner, block, stream, a);
+        GPU_LAUNCH_EARLY(k_experts_outer<EXPERT_ROWS>, outer, block, stream, a);
     }
 }
 

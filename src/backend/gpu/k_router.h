@@ -23,7 +23,11 @@ typedef struct k_router_shared {
     float value[K_ROUTER_WAVES];
     uint32_t best[K_ROUTER_WAVES];
     uint32_t bad[K_ROUTER_WAVES];
+    float score[K_ROUTER_TOP]; // of the picks, by rank of id
 } k_router_shared;
+
+// Choices that a thread keeps in registers; those of experts behind them are computed again for each pick.
+enum { K_ROUTER_HELD = 4 };
 
 // True when choice (v, id) stands before (w, other): larger, or equal with the lower id.
 GPU_DEV bool k_router_before(float v, uint32_t id, float w, uint32_t other) { return v > w || (v == w && id < other); }
@@ -55,31 +59,55 @@ GPU_DEV void k_router_best(k_router_shared *sh, float *value, uint32_t *id) {
 }
 
 // Sorts the picked ids and weighs them.
-GPU_DEV void k_router_write(const k_router_args *a, const k_router_shared *sh, const float *score, uint32_t *ids,
+GPU_DEV void k_router_write(const k_router_args *a, k_router_shared *sh, const float *score, uint32_t *ids,
                             float *weights) {
     for (uint32_t i = gpu_tid(); i < a->top_k; i += K_ROUTER_BLOCK) {
-        uint32_t rank = 0;
-        for (uint32_t j = 0; j < a->top_k; j++) rank += sh->id[j] < sh->id[i];
-        ids[rank] = sh->id[i];
+        uint32_t rank = 0, id = sh->id[i];
+        float s = score[id];
+        for (uint32_t j = 0; j < a->top_k; j++) rank += sh->id[j] < id;
+        ids[rank] = id;
+        sh->score[rank] = s;
     }
     gpu_sync();
     float l = 0.0f;
-    for (uint32_t i = 0; i < a->top_k; i++) l = l + score[ids[i]];
+    for (uint32_t i = 0; i < a->top_k; i++) l = l + sh->score[i];
     l = l + 1e-20f;
     for (uint32_t i = gpu_tid(); i < a->top_k; i += K_ROUTER_BLOCK) {
-        float w = score[ids[i]];
+        float w = sh->score[i];
         weights[i] = (a->renormalize ? w / l : w) * a->scale;
+    }
+}
+
+// Takes expert e with choice v for the candidate when it stands behind the last pick and before the candidate.
+GPU_DEV void k_router_try(float *value, uint32_t *id, float v, uint32_t e, float last, uint32_t last_id) {
+    bool left = last_id == 0xffffffffu || k_router_before(last, last_id, v, e);
+    if (left && (*id == 0xffffffffu || k_router_before(v, e, *value, *id))) {
+        *value = v;
+        *id = e;
     }
 }
 
 GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router(k_router_args a) {
     GPU_SHARED(k_router_shared, sh);
+    gpu_begin();
     const size_t row = gpu_bx();
     float *score = a.score + row * a.experts;
     uint32_t *ids = a.ids + row * a.top_k;
     float *weights = a.weights + row * a.top_k;
     bool bad = false;
-    for (uint32_t e = gpu_tid(); e < a.experts; e += K_ROUTER_BLOCK) {
+    float held[K_ROUTER_HELD];
+    GPU_UNROLL
+    for (uint32_t i = 0; i < K_ROUTER_HELD; i++) {
+        const uint32_t e = gpu_tid() + i * K_ROUTER_BLOCK;
+        held[i] = 0.0f;
+        if (e >= a.experts) continue;
+        const float s = k_sigmoid(score[e]);
+        held[i] = s + a.bias[e];
+        score[e] = s;
+        bad = bad || !k_finite(held[i]);
+    }
+    const uint32_t behind = gpu_tid() + K_ROUTER_HELD * K_ROUTER_BLOCK;
+    for (uint32_t e = behind; e < a.experts; e += K_ROUTER_BLOCK) {
         score[e] = k_sigmoid(score[e]);
         bad = bad || !k_finite(score[e] + a.bias[e]);
     }
@@ -102,14 +130,13 @@ GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router(k_router_args a) {
     for (uint32_t pick = 0; pick < a.top_k; pick++) {
         float value = 0.0f;
         uint32_t id = 0xffffffffu;
-        for (uint32_t e = gpu_tid(); e < a.experts; e += K_ROUTER_BLOCK) {
-            float v = score[e] + a.bias[e];
-            bool left = last_id == 0xffffffffu || k_router_before(last, last_id, v, e);
-            if (left && (id == 0xffffffffu || k_router_before(v, e, value, id))) {
-                value = v;
-                id = e;
-            }
+        GPU_UNROLL
+        for (uint32_t i = 0; i < K_ROUTER_HELD; i++) {
+            const uint32_t e = gpu_tid() + i * K_ROUTER_BLOCK;
+            if (e < a.experts) k_router_try(&value, &id, held[i], e, last, last_id);
         }
+        for (uint32_t e = behind; e < a.experts; e += K_ROUTER_BLOCK)
+            k_router_try(&value, &id, score[e] + a.bias[e], e, last, last_id);
         k_router_best(&sh, &value, &id);
         last = value;
         last_id = id;
@@ -120,5 +147,5 @@ GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router(k_router_args a) {
 }
 
 static void k_router(gpuStream_t stream, const k_router_args *a) {
-    if (a->n) GPU_LAUNCH(kern_router, a->n, K_ROUTER_BLOCK, stream, *a);
+    if (a->n) GPU_LAUNCH_EARLY(kern_router, a->n, K_ROUTER_BLOCK, stream, *a);
 }

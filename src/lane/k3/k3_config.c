@@ -367,6 +367,12 @@ static bool check_frame(reading *r) {
         else ms_text_puts(&r->wrong, ", found nothing");
         return false;
     }
+    if (r->part[LINEAR] && r->part[LINEAR]->type != MS_JSON_OBJECT) {
+        start_wrong(r);
+        ms_text_printf(&r->wrong, "%s: expected an object", section_path[LINEAR]);
+        put_found(r, r->part[LINEAR]);
+        return false;
+    }
     return true;
 }
 

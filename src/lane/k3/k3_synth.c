@@ -276,7 +276,10 @@ static ms_status write_shard_data(writer *w, const k3_synth_plan *p, int fd, ms_
         if (error) return ms_fail_errno(err, MS_ERR_IO, error, "%s/%s: write", w->dir, p->file);
     } else {
         /* Reserving the blocks keeps parallel writes from fragmenting the file and finds a full disk early. */
-        if (fallocate(fd, 0, 0, (off_t)bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
+        int rc;
+        do rc = fallocate(fd, 0, 0, (off_t)bytes);
+        while (rc != 0 && errno == EINTR);
+        if (rc != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
             return ms_fail_errno(err, MS_ERR_IO, errno, "%s/%s: reserving %llu bytes", w->dir, p->file,
                                  (unsigned long long)bytes);
         shard_job job = {.w = w, .plan = p, .bytes = bytes, .fd = fd, .direct = set_direct(fd, true)};
