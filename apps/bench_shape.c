@@ -26,7 +26,7 @@
 #include "session/loader.h"
 
 enum { PIECE_VALUES = 4 << 20, WARM_PASSES = 3 };
-#define COPY_BYTES (2ull << 30)
+#define COPY_BYTES  (2ull << 30)
 #define LEAVE_BYTES (2ull << 30) /* of device memory, when slots fill the rest */
 
 typedef struct shape_flags {
@@ -43,29 +43,78 @@ static const char *const formats[] = {"q8", "bf16", NULL};
 
 #define FIELD(f) offsetof(shape_flags, f)
 static const ms_option options[] = {
-    {.name = "backend", .type = MS_OPTION_STRING, .offset = FIELD(backend), .arg = "NAME", .env = "MOONSHINE_BACKEND",
+    {.name = "backend",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(backend),
+     .arg = "NAME",
+     .env = "MOONSHINE_BACKEND",
      .help = "cpu, hip, cuda or auto (default: cpu)."},
-    {.name = "device", .type = MS_OPTION_U32, .offset = FIELD(device), .arg = "N", .max = 64,
+    {.name = "device",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(device),
+     .arg = "N",
+     .max = 64,
      .help = "GPU (default: 0)."},
-    {.name = "shape", .type = MS_OPTION_CHOICE, .offset = FIELD(shape), .arg = "S", .choices = shapes,
+    {.name = "shape",
+     .type = MS_OPTION_CHOICE,
+     .offset = FIELD(shape),
+     .arg = "S",
+     .choices = shapes,
      .help = "Sizes (default: official)."},
-    {.name = "layers", .type = MS_OPTION_U32, .offset = FIELD(layers), .arg = "N", .min = 2, .max = K3_MAX_LAYERS,
+    {.name = "layers",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(layers),
+     .arg = "N",
+     .min = 2,
+     .max = K3_MAX_LAYERS,
      .help = "Layers (default: those of the shape)."},
-    {.name = "slots", .type = MS_OPTION_U32, .offset = FIELD(slots), .arg = "N", .min = 1, .max = 65536,
+    {.name = "slots",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(slots),
+     .arg = "N",
+     .min = 1,
+     .max = 65536,
      .help = "Expert slots a layer, at least the experts of a token (default: 32, or what the device's memory holds)."},
-    {.name = "tokens", .type = MS_OPTION_U32, .offset = FIELD(tokens), .arg = "N", .min = 1, .max = 100000,
+    {.name = "tokens",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(tokens),
+     .arg = "N",
+     .min = 1,
+     .max = 100000,
      .help = "Passes to measure (default: 32)."},
-    {.name = "rows", .type = MS_OPTION_U32, .offset = FIELD(rows), .arg = "N", .min = 1, .max = 4096,
+    {.name = "rows",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(rows),
+     .arg = "N",
+     .min = 1,
+     .max = 4096,
      .help = "Rows of a pass (default: 1, decoding)."},
-    {.name = "position", .type = MS_OPTION_U64, .offset = FIELD(position), .arg = "N", .max = 1000000,
+    {.name = "position",
+     .type = MS_OPTION_U64,
+     .offset = FIELD(position),
+     .arg = "N",
+     .max = 1000000,
      .help = "Tokens before the first (default: 0)."},
-    {.name = "precision", .type = MS_OPTION_CHOICE, .offset = FIELD(precision), .arg = "P", .choices = precisions,
+    {.name = "precision",
+     .type = MS_OPTION_CHOICE,
+     .offset = FIELD(precision),
+     .arg = "P",
+     .choices = precisions,
      .help = "Arithmetic (default: fast)."},
-    {.name = "static", .type = MS_OPTION_CHOICE, .offset = FIELD(static_format), .arg = "F", .choices = formats,
+    {.name = "static",
+     .type = MS_OPTION_CHOICE,
+     .offset = FIELD(static_format),
+     .arg = "F",
+     .choices = formats,
      .help = "Storage of the resident weights (default: q8)."},
-    {.name = "phases", .type = MS_OPTION_FLAG, .offset = FIELD(phases),
+    {.name = "phases",
+     .type = MS_OPTION_FLAG,
+     .offset = FIELD(phases),
      .help = "Afterwards the same passes again, waiting after every operation, with the time of each kind."},
-    {.name = "folder", .type = MS_OPTION_STRING, .offset = FIELD(folder), .arg = "DIR",
+    {.name = "folder",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(folder),
+     .arg = "DIR",
      .help = "Where the temporary folder goes; the official shape takes 130 MB (default: /tmp)."},
 };
 
@@ -442,11 +491,12 @@ static ms_status measure(shape_run *r, ms_error *err) {
     ms_expert_service_stats(r->experts, &stats);
     double bytes = floor_bytes(r), roof = bytes / r->copy_bytes_per_second;
     printf("  memory      %.1f GB/s by copies\n", r->copy_bytes_per_second / 1e9);
-    double experts = (double)r->model.info.moe_layer_count * r->model.info.top_k * (double)r->model.experts.expert_bytes;
+    double experts =
+        (double)r->model.info.moe_layer_count * r->model.info.top_k * (double)r->model.experts.expert_bytes;
     printf("  floor       %.3f GB a row: %.3f GB resident, %.3f GB experts, rest state; %.3f ms, %.2f rows/s\n",
            bytes / 1e9, (double)r->static_bytes / 1e9, experts / 1e9, 1e3 * roof, 1 / roof);
-    printf("  passes      %u of %u rows: mean %.3f ms, median %.3f ms, fastest %.3f ms\n", f->tokens, f->rows, 1e3 * mean,
-           1e3 * median, 1e3 * best);
+    printf("  passes      %u of %u rows: mean %.3f ms, median %.3f ms, fastest %.3f ms\n", f->tokens, f->rows,
+           1e3 * mean, 1e3 * median, 1e3 * best);
     printf("  rate        %.2f rows/s\n", f->rows / mean);
     if (f->rows == 1) printf("  of floor    %.1f %%\n", 100 * roof / mean);
     printf("  hits        %" PRIu64 " of %" PRIu64 " since the slots were filled\n", stats.expert_hits,
@@ -475,8 +525,10 @@ static void destroy(shape_run *r) {
         if (r->weights) ms_statics_unload(be, &r->statics, r->weights);
         ms_state_destroy(&r->state);
         for (uint32_t i = 0; r->workspace && i < r->item_count; i++)
-            if (r->items[i].host) free(r->workspace[i]);
-            else if (r->workspace[i]) be->release(be, MS_MEM_DEVICE, r->workspace[i], (size_t)r->items[i].bytes);
+            if (r->items[i].host)
+                free(r->workspace[i]);
+            else if (r->workspace[i])
+                be->release(be, MS_MEM_DEVICE, r->workspace[i], (size_t)r->items[i].bytes);
         if (r->embedding)
             be->release(be, MS_MEM_DEVICE, r->embedding, r->f->rows * r->model.info.hidden * sizeof(float));
         if (r->logits) be->release(be, MS_MEM_DEVICE, r->logits, r->model.info.vocab * sizeof(float));

@@ -37,13 +37,19 @@ static void exec_program(const char *program, const char *const *args) {
     _exit(127);
 }
 
-void cli_start(cli *c, const char *program, const char *const *args) {
+static void close_fd(int *fd) {
+    if (*fd >= 0) (void)close(*fd);
+    *fd = -1;
+}
+
+static void start(cli *c, const char *program, const char *const *args, bool deaf) {
     int in[2], out[2], err[2];
     *c = (cli){0};
     (void)signal(SIGPIPE, SIG_IGN);
     assert_int_equal(pipe2(in, O_CLOEXEC), 0);
     assert_int_equal(pipe2(out, O_CLOEXEC), 0);
     assert_int_equal(pipe2(err, O_CLOEXEC), 0);
+    if (deaf) close_fd(&out[0]); /* before the program exists: it may be quick */
     c->pid = fork();
     assert_true(c->pid >= 0);
     if (c->pid == 0) {
@@ -58,6 +64,9 @@ void cli_start(cli *c, const char *program, const char *const *args) {
     c->out = out[0];
     c->err = err[0];
 }
+
+void cli_start(cli *c, const char *program, const char *const *args) { start(c, program, args, false); }
+void cli_start_deaf(cli *c, const char *program, const char *const *args) { start(c, program, args, true); }
 
 void cli_start_terminal(cli *c, const char *program, const char *const *args) {
     *c = (cli){0};
@@ -82,11 +91,6 @@ void cli_send(cli *c, const char *text) {
 }
 
 void cli_signal(cli *c, int number) { assert_int_equal(kill(c->pid, number), 0); }
-
-static void close_fd(int *fd) {
-    if (*fd >= 0) (void)close(*fd);
-    *fd = -1;
-}
 
 void cli_close_input(cli *c) {
     if (c->in != c->out) close_fd(&c->in);

@@ -21,6 +21,8 @@ typedef struct cli {
 
 /* args: NULL-terminated, without the program's name. */
 void cli_start(cli *c, const char *program, const char *const *args);
+/* The same with nobody reading its standard output. */
+void cli_start_deaf(cli *c, const char *program, const char *const *args);
 void cli_start_terminal(cli *c, const char *program, const char *const *args);
 void cli_send(cli *c, const char *text);
 void cli_signal(cli *c, int number);

@@ -267,6 +267,10 @@ static void full_disk(void **state) {
     char folder[64];
     struct stat st;
     ms_text out;
+#ifdef __SANITIZE_THREAD__
+    print_message("not checked: the race detector's runtime itself writes a file at start\n");
+    return;
+#endif
     cli_make_folder(folder);
     const char *file = cli_path(folder, "rows");
     assert_int_equal(shell(folder, "ulimit -f 20; $M logits " CLI_MODEL " --ids 1,2,3 --out $D/rows 2>&1", &out), 1);
@@ -508,9 +512,7 @@ static void help_ends_its_line(void **state) {
 
 static void closed(const char *const *args, const char *input) {
     cli c;
-    cli_start(&c, "moonshine", args);
-    (void)close(c.out);
-    c.out = -1;
+    cli_start_deaf(&c, "moonshine", args);
     cli_send(&c, input);
     int code = cli_finish(&c);
     if (code != 141 || c.err_text.len) fail_msg("%s: exit %d, %s", args[0], code, c.err_text.data);
