@@ -16,7 +16,7 @@
 #include "session/engine.h"
 
 static const char *const models[] = {"models/k3-nano", "tests/golden/k3/k3-tiny-a", "tests/golden/k3/k3-tiny-c"};
-enum { MODELS = 3, PROMPT = 70, STEPS = 6, ALL = 1000, DEFAULT_CUT = 0 };
+enum { MODELS = 3, PROMPT = 70, STEPS = 6, ALL = 1000 };
 
 typedef struct setup {
     const char *label;
