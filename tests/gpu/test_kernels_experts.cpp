@@ -3,6 +3,7 @@
 #include "test_kernels.h"
 
 #include "backend/gpu/k_experts.h"
+#include "backend/gpu/k_install.h"
 
 enum { EXPERTS = 6 };
 

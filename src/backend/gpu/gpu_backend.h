@@ -1,7 +1,7 @@
 /* gpu_backend.h: what a GPU backend library gives to the program that loads it: one function.
  *
  * libmoonshine_hip.so, libmoonshine_cuda.so and libmoonshine_emu.so (the same kernels run by an emulator on the CPU,
- * for tests) are built from gpu_backend.cpp; backend/loader.h opens them by name. Threads: as backend.h says.
+ * for tests) are built from the files of this folder; backend/loader.h opens them by name. Threads: as backend.h says.
  */
 #ifndef MS_BACKEND_GPU_GPU_BACKEND_H
 #define MS_BACKEND_GPU_GPU_BACKEND_H

@@ -1,5 +1,5 @@
 // k_experts.h - routed MXFP4 experts on the slot layout: input quantisation, gate and up with SITU, down, weighted sum
-// and norm, and the re-tiling of raw expert bytes into a slot.
+// and norm.
 //
 // Work: an item is up to EXPERT_ROWS rows of one expert; a block of 4 waves takes one item through a tile of 32 weight
 //   rows (gate and up: a tile of each).  Lane = weight row, wave = group % 4 = partial sum; a 16-byte piece of weights
@@ -18,7 +18,6 @@ extern "C" {
 enum {
     EXPERT_ROWS = 8,      // rows of an item
     EXPERT_THREADS = 128,
-    EXPERT_GROUP_BYTES = K_MX_BYTES + 1,
     // GPU_BOUNDS of the products: 120 registers on AMD, 128 on NVIDIA.
     // EXPERT_TOGETHER: groups of a wave whose weights are under way at a time, of a single row.
 #if GPU_HIP
@@ -99,12 +98,6 @@ static inline bool experts_table_build(expert_table *table, size_t *used, void *
 }
 
 // ---------------------------------------------------------------- places
-K_BOTH size_t mx_tile_bytes(uint32_t groups) { return (size_t)groups * K_TILE * EXPERT_GROUP_BYTES; }
-// Bytes of one of the three matrices.
-K_BOTH size_t mx_matrix_bytes(uint32_t hidden, uint32_t inner) {
-    return (size_t)hidden * (inner / K_MX_GROUP) * EXPERT_GROUP_BYTES;
-}
-
 // Byte of element i of a quantised group.
 GPU_DEV uint32_t mx_place(uint32_t i) { return MX_NATURAL ? i : i / 2 + i % 2 * K_MX_BYTES; }
 
@@ -396,79 +389,7 @@ GPU_KERNEL GPU_BOUNDS(EXPERT_REDUCE_THREADS, 4) k_experts_reduce(reduce_args a) 
     for (uint32_t d = gpu_tid(); d < a.hidden; d += gpu_nt()) out[d] = k_vector_get(a.norm, d) * (out[d] * r);
 }
 
-// ---------------------------------------------------------------- install
-// Blocks re-tile 32 rows by 32 groups through shared memory, so that both sides are read and written 512 bytes at a
-// time.
-enum { INSTALL_THREADS = 256, INSTALL_GROUPS = 32, INSTALL_WORDS = INSTALL_GROUPS * K_MX_BYTES / 4 };
-struct install_shared {
-    alignas(16) uint32_t piece[INSTALL_GROUPS][(K_TILE + 1) * 4]; // 4 words a row
-    uint8_t scale[INSTALL_GROUPS][K_TILE + 4];
-};
-
-// Word i of the words that hold the bytes from p on, p anywhere; nothing in front of `begin` is touched.
-GPU_DEV uint32_t install_word(const uint8_t *p, const uint8_t *begin, uint32_t i) {
-    const uint8_t *word = p - (uintptr_t)p % 4 + 4 * (size_t)i;
-    if (word >= begin) return *(const uint32_t *)word;
-    uint32_t v = 0;
-    for (uint32_t b = (uint32_t)(begin - word); b < 4; b++) v |= (uint32_t)word[b] << 8 * b;
-    return v;
-}
-
-// One wave: `words` words from p on, p anywhere, to column `row` of the piece.
-GPU_DEV void install_row(install_shared &sh, uint32_t row, const uint8_t *p, const uint8_t *begin, uint32_t words) {
-    uint32_t shift = (uint32_t)((uintptr_t)p % 4), lane = gpu_lane(), end = words + (shift != 0),
-             w[INSTALL_WORDS / 32 + 1];
-    GPU_UNROLL
-    for (uint32_t k = 0; k <= INSTALL_WORDS / 32; k++)
-        w[k] = 32 * k + lane < end ? install_word(p, begin, 32 * k + lane) : 0;
-    GPU_UNROLL
-    for (uint32_t k = 0; k < INSTALL_WORDS / 32; k++) {
-        uint32_t i = 32 * k + lane, next = gpu_shfl(w[k], (int)(lane + 1) % 32), wrapped = gpu_shfl(w[k + 1], 0);
-        if (lane == 31) next = wrapped;
-        if (i < words) sh.piece[i / 4][row * 4 + i % 4] = (uint32_t)(((uint64_t)next << 32 | w[k]) >> 8 * shift);
-    }
-}
-
-// Grid: tiles (gate, up and down tiles in slot order), pieces of 32 groups.  bad[m]: lowest row * groups + group of
-// matrix m (ms_expert_matrix) with scale byte 255; all ones before.
-GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 3)
-    k_experts_install(uint8_t *slot, const uint8_t *source, uint32_t hidden, uint32_t inner, uint32_t *bad) {
-    GPU_SHARED(install_shared, sh);
-    uint32_t inner_tiles = inner / K_TILE;
-    bool down = gpu_bx() >= 2 * inner_tiles;
-    uint32_t m = down ? (uint32_t)MS_W2 : gpu_bx() % 2 ? (uint32_t)MS_W3 : (uint32_t)MS_W1;
-    uint32_t tile = down ? gpu_bx() - 2 * inner_tiles : gpu_bx() / 2, groups = (down ? inner : hidden) / K_MX_GROUP;
-    uint32_t g0 = gpu_by() * INSTALL_GROUPS;
-    if (g0 >= groups) return; // the whole block
-    uint32_t count = groups - g0 < INSTALL_GROUPS ? groups - g0 : (uint32_t)INSTALL_GROUPS;
-    size_t matrix = mx_matrix_bytes(hidden, inner), order = m == MS_W1 ? 0 : m == MS_W2 ? 1 : 2;
-    const uint8_t *packed = source + order * matrix,
-                  *scales = packed + (size_t)hidden * (inner / K_MX_GROUP) * K_MX_BYTES;
-    for (uint32_t row = gpu_wave(); row < K_TILE; row += INSTALL_THREADS / GPU_WAVE) {
-        size_t at = ((size_t)tile * K_TILE + row) * groups + g0;
-        install_row(sh, row, packed + at * K_MX_BYTES, source, count * (K_MX_BYTES / 4));
-        if (gpu_lane() >= count) continue;
-        uint8_t e = scales[at + gpu_lane()];
-        sh.scale[gpu_lane()][row] = e;
-        if (e == 255) gpu_atomic_min(&bad[m], (uint32_t)at + gpu_lane());
-    }
-    gpu_sync();
-    uint8_t *to = slot + (down ? 2 * matrix : 0) + (size_t)(down ? tile : gpu_bx()) * mx_tile_bytes(groups);
-    uint8_t *to_scales = to + (size_t)groups * K_TILE * K_MX_BYTES;
-    for (uint32_t i = gpu_tid(); i < count * K_TILE; i += INSTALL_THREADS) {
-        uint32_t g = i / K_TILE, row = i % K_TILE;
-        *(gpu_u4 *)(to + ((size_t)(g0 + g) * K_TILE + row) * K_MX_BYTES) = gpu_load_u4(&sh.piece[g][row * 4]);
-        to_scales[(size_t)(g0 + g) * K_TILE + row] = sh.scale[g][row];
-    }
-}
-
 // ---------------------------------------------------------------- host
-// Shapes that the kernels take: multiples of 32 whose scale positions fit 32 bits and whose tiles fit a grid.
-static inline bool experts_fit(uint32_t hidden, uint32_t inner) {
-    return hidden && inner && hidden % K_MX_GROUP == 0 && inner % K_MX_GROUP == 0 && hidden / K_TILE <= 65535 &&
-           inner / K_TILE <= 65535 && (uint64_t)hidden * (inner / K_MX_GROUP) < UINT32_MAX;
-}
-
 // Quantises z [n][hidden] (fast; in reference the backend copies z).
 static inline void k_experts_begin(gpuStream_t stream, uint8_t *q, float *scales, const float *z, uint32_t n,
                                    uint32_t hidden) {
@@ -522,30 +443,4 @@ static inline void k_experts_run(gpuStream_t stream, const experts_args *args, b
 static inline void k_experts_reduce_norm(gpuStream_t stream, const reduce_args *args, uint32_t n) {
     reduce_args a = *args;
     if (n) GPU_LAUNCH(k_experts_reduce, gpuDim3(n), gpuDim3(EXPERT_REDUCE_THREADS), stream, a);
-}
-
-// `bad` (device, 3 words) is set to all ones first.  `source`: device-readable, at any address; only its own bytes are
-// read.
-static inline gpuError_t k_experts_retile(gpuStream_t stream, void *slot, const uint8_t *source, uint32_t hidden,
-                                          uint32_t inner, uint32_t *bad) {
-    gpuError_t e = gpuMemsetAsync(bad, 0xff, 3 * sizeof *bad, stream);
-    if (e != gpuSuccess) return e;
-    uint32_t widest = (hidden > inner ? hidden : inner) / K_MX_GROUP;
-    GPU_LAUNCH(k_experts_install, gpuDim3(2 * (inner / K_TILE) + hidden / K_TILE, k_ceil_div(widest, INSTALL_GROUPS)),
-               gpuDim3(INSTALL_THREADS), stream, (uint8_t *)slot, source, hidden, inner, bad);
-    return gpuGetLastError();
-}
-
-// The first scale byte 255 in the order of ms_expert_install, from the three words; false: none.
-static inline bool experts_bad_scale(const uint32_t bad[3], uint32_t hidden, uint32_t inner, ms_expert_matrix *m,
-                                     uint32_t *row, uint32_t *group) {
-    for (int i = 0; i < 3; i++) {
-        if (bad[i] == UINT32_MAX) continue;
-        uint32_t groups = (i == (int)MS_W2 ? inner : hidden) / K_MX_GROUP;
-        *m = (ms_expert_matrix)i;
-        *row = bad[i] / groups;
-        *group = bad[i] % groups;
-        return true;
-    }
-    return false;
 }
