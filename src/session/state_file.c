@@ -508,9 +508,7 @@ static ms_status import_checked(import_job *j, ms_error *err) {
     if (status == MS_OK) {
         adopt(j);
     } else if (j->rows_written && s->state.position > 0) {
-        ms_state_reset(&s->state);
-        s->timeline++;
-        s->has_logits = false;
+        ms_session_clear(s);
         (void)ms_error_context(err, "import failed after rows had been loaded, the session was reset to position 0");
     }
     return status;
