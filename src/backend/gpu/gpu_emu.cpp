@@ -51,6 +51,7 @@ struct Block {
     unsigned made, ready[MAXT], head, count; // ring of runnable threads
     unsigned done, at_sync, at_wave[MAXT / WAVE], order[MAXT], lanes[WAVE];
     uint32_t slot[2][MAXT], ballot[2][MAXT / WAVE];
+    gpu_emu_words words[2][MAXT];
     bool fifo;                                     // released lanes go behind the other waves
     char *shared, tok_start, tok_end, tok_sync[2]; // addresses that stand for orderings (race detector)
     unsigned phase;
@@ -170,7 +171,7 @@ uint32_t gpu_emu_wave(int op, int arg, uint32_t v) {
     Fiber *me = B->cur;
     unsigned t = me->tid, w = t / WAVE, base = w * WAVE, p = me->parity ^= 1;
     B->slot[p][t] = v;
-    me->tag = op == GPU_EMU_XOR ? op << 8 | arg : op << 8;
+    me->tag = op == GPU_EMU_XOR || op == GPU_EMU_SHARE ? op << 8 | arg : op << 8;
     if (++B->at_wave[w] == WAVE) {
         uint32_t m = 0;
         for (unsigned i = 0; i < WAVE; i++) {
@@ -193,6 +194,12 @@ uint32_t gpu_emu_wave(int op, int arg, uint32_t v) {
     default:
         return B->ballot[p][w];
     }
+}
+const gpu_emu_words *gpu_emu_share(const uint32_t *mine, unsigned count) {
+    unsigned p = B->cur->parity ^ 1, t = B->cur->tid; // the slot that gpu_emu_wave is going to use
+    for (unsigned i = 0; i < count; i++) B->words[p][t].v[i] = mine[i];
+    (void)gpu_emu_wave(GPU_EMU_SHARE, (int)count, 0);
+    return B->words[p] + t / WAVE * WAVE;
 }
 void gpu_emu_fence(void) {
     release(&fence_token);

@@ -17,13 +17,18 @@ struct gpu_emu_ctx {
     unsigned tid, bx, by, nt, nbx, nby;
 };
 extern __thread gpu_emu_ctx *gpu_emu_c;
-enum { GPU_EMU_XOR = 1, GPU_EMU_IDX, GPU_EMU_BALLOT };
+enum { GPU_EMU_XOR = 1, GPU_EMU_IDX, GPU_EMU_BALLOT, GPU_EMU_SHARE };
 
 void gpu_emu_launch(gpuDim3 grid, gpuDim3 block, const std::function<void()> &fn);
 void gpu_emu_sync(void);
 void gpu_emu_fence(void);
 void *gpu_emu_shared(size_t bytes);
 uint32_t gpu_emu_wave(int op, int arg, uint32_t v);
+// What all lanes of the wave give, `count` words (at most 8) each, until their second wave operation from here on.
+struct gpu_emu_words {
+    uint32_t v[8];
+};
+const gpu_emu_words *gpu_emu_share(const uint32_t *mine, unsigned count);
 
 #define GPU_LAUNCH(kern, grid, block, stream, ...)                                                                     \
     ((void)(stream), gpu_emu_launch((grid), (block), [=] { kern(__VA_ARGS__); }))

@@ -57,26 +57,27 @@ void experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s
     launched(g, "experts_begin");
 }
 
-// The tables of a call go through one of two pinned copies, so that the next call can be prepared while this one runs.
+// A table goes through one of two pinned copies, so that the next call can be prepared while this one runs.
+bool send_table(gpu_backend *g, expert_table *table, const ms_expert_batch *batches, uint32_t count) {
+    const gpu_scratch *sc = &g->scratch;
+    unsigned i = g->next_table;
+    size_t bytes = 0;
+    if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return false;
+    experts_table_build(table, &bytes, sc->table_host[i], sc->table, batches, count);
+    g->next_table = (i + 1) % TABLES;
+    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, sc->table_host[i], bytes, gpuMemcpyHostToDevice, g->stream),
+                 "experts_run");
+    return gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
+}
+
 void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const ms_expert_batch *batches,
                  uint32_t count) {
     gpu_backend *g = gpu_of(be);
     const gpu_scratch *sc = &g->scratch;
     bool same = s.hidden == g->experts_shape.hidden && s.inner == g->experts_shape.inner;
     if (!need(g, same && g->experts_n, "experts_run", "shape")) return;
-    unsigned i = g->next_table;
+    if (!need(g, experts_in_range(batches, count, g->experts_n, sc->need.pairs), "experts_run", "row or pair")) return;
     experts_args a = {};
-    size_t bytes = 0;
-    if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return;
-    if (!need(g,
-              experts_table_build(&a.table, &bytes, sc->table_host[i], sc->table, batches, count, g->experts_n,
-                                  sc->need.pairs),
-              "experts_run", "row or pair"))
-        return;
-    if (!a.table.count) return;
-    g->next_table = (i + 1) % TABLES;
-    (void)gpu_ok(g, k_experts_send(g->stream, sc->table, sc->table_host[i], bytes), "experts_run");
-    (void)gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
     a.hidden = s.hidden;
     a.inner = s.inner;
     a.beta = act.beta;
@@ -88,7 +89,8 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     a.act_s = sc->e_s;
     a.act = sc->e_act;
     a.y = y;
-    k_experts_run(g->stream, &a, is_fast(g));
+    if (is_fast(g) && experts_all_single(batches, count)) k_experts_singles(g->stream, &a, batches, count);
+    else if (send_table(g, &a.table, batches, count)) k_experts_run(g->stream, &a, is_fast(g));
     launched(g, "experts_run");
 }
 

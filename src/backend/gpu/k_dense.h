@@ -4,6 +4,7 @@
 // Invariants: an output element is computed by one wave in the documented order, whatever the launch geometry.
 // Errors: launchers do not fail; the caller asks gpuGetLastError().
 #pragma once
+#include "backend/gpu/gpu_s8.h"
 #include "backend/gpu/k_common.h"
 
 enum { K_MIX_SOURCES = 256, K_GRID_Y = 65535 };
