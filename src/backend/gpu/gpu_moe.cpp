@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-uint64_t table_scratch_need(const ms_scratch_need *n) { return experts_table_bytes(n->pairs); }
+uint64_t table_scratch_need(const ms_scratch_need *n) { return (experts_table_bytes(n->pairs) + 63) / 64 * 64; }
 
 namespace {
 
@@ -57,7 +57,8 @@ void experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s
     launched(g, "experts_begin");
 }
 
-// The tables of a call go through one of two pinned copies, so that the next call can be prepared while this one runs.
+// The table of a call goes through pinned memory, unless it is small: then it is an argument, and the memory is free at
+// once.
 void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const ms_expert_batch *batches,
                  uint32_t count) {
     gpu_backend *g = gpu_of(be);
@@ -65,18 +66,20 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     bool same = s.hidden == g->experts_shape.hidden && s.inner == g->experts_shape.inner;
     if (!need(g, same && g->experts_n, "experts_run", "shape")) return;
     unsigned i = g->next_table;
+    uint8_t *host = sc->table_host + i * table_scratch_need(&sc->need);
     experts_args a = {};
     size_t bytes = 0;
     if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return;
-    if (!need(g,
-              experts_table_build(&a.table, &bytes, sc->table_host[i], sc->table, batches, count, g->experts_n,
-                                  sc->need.pairs),
+    if (!need(g, experts_table_build(&a.table, &bytes, host, sc->table, batches, count, g->experts_n, sc->need.pairs),
               "experts_run", "row or pair"))
         return;
     if (!a.table.count) return;
-    g->next_table = (i + 1) % TABLES;
-    (void)gpu_ok(g, k_experts_send(g->stream, sc->table, sc->table_host[i], bytes), "experts_run");
-    (void)gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
+    slots_use(g, batches, count);
+    (void)gpu_ok(g, k_experts_send(g->stream, sc->table, host, bytes), "experts_run");
+    if (!experts_table_small(bytes)) {
+        (void)gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
+        g->next_table = (i + 1) % TABLES;
+    }
     a.hidden = s.hidden;
     a.inner = s.inner;
     a.beta = act.beta;
@@ -89,6 +92,7 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     a.act = sc->e_act;
     a.y = y;
     k_experts_run(g->stream, &a, is_fast(g));
+    slots_used(g, batches, count);
     launched(g, "experts_run");
 }
 

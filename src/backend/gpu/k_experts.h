@@ -410,10 +410,13 @@ GPU_KERNEL GPU_BOUNDS(EXPERT_TABLE_WORDS, 1) k_experts_table(table_args a) {
     if (gpu_tid() < a.count) a.to[gpu_tid()] = a.word[gpu_tid()];
 }
 
-// Puts the table that lies in `host` to where the kernels read it; `host` may change once the stream has passed this.
+static inline bool experts_table_small(size_t bytes) { return bytes <= EXPERT_TABLE_WORDS * sizeof(uint32_t); }
+
+// Puts the table that lies in `host` to where the kernels read it; `host` may change once the stream has passed this,
+// and at once when the table is small.
 static inline gpuError_t k_experts_send(gpuStream_t stream, void *to, const void *host, size_t bytes) {
     table_args a;
-    if (bytes > sizeof a.word || bytes % sizeof a.word[0] != 0)
+    if (!experts_table_small(bytes))
         return gpuMemcpyAsync(to, host, bytes, gpuMemcpyHostToDevice, stream);
     a.to = (uint32_t *)to;
     a.count = (uint32_t)(bytes / sizeof a.word[0]);
