@@ -193,6 +193,7 @@ gpu-check: ## GPU kernels without a GPU: emulator in three orders, sanitizers, A
 gpu-check-emu: $(EMU_LIB) $(GPU_TESTS) $(KERNEL_TESTS)
 	@for o in fwd rev rand; do echo "emulator, thread order $$o:"; \
 	    GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(GPU_TESTS) $(KERNEL_TESTS) || exit 1; done
+	@echo 'emulator, streams as late as they may:'; GPU_EMU_LAZY=1 GPU_EMU_DISCRETE=1 $(RUN_TESTS) $(GPU_TESTS)
 	+@echo 'emulator, address and undefined-behaviour checker:'; TEST_SECONDS=1800 \
 	    $(MAKE) --no-print-directory BUILD='$(BUILD)-asan' SAN=address,undefined TESTS=tests/gpu test
 	+@echo 'emulator, race detector:'; fixed=; if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \

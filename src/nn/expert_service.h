@@ -1,13 +1,15 @@
 /* expert_service.h: experts by (layer, id): cache, reader and install behind one call.
  *
  * A request names the experts one layer needs.  Hits can be used at once; misses are read in physical order into staging, and each is
- * installed into its cache slot, or into a scratch slot when the cache has no room, as it lands.
+ * installed into its cache slot, or into a scratch slot when the cache has no room, as it lands.  Where the backend installs beside
+ * other work, reads, installs and products overlap; a staging buffer is read into again when its install has ended.
  *
  * Owns: slots, staging, reader, cache tables.  Does not own: backend, expert table.
  * Threads: the inference thread.
  * Invariants: at most one request is open; a slot handed out stays valid until the request ends, a scratch slot until the next
- *   ms_expert_next of the same request.
+ *   ms_expert_next of the same request; what a backend was asked to do with it before that is done right.
  * Errors: a failed read ends the request: nothing read is lost, reserved slots keep their old experts; the next request works.
+ *   A bad expert may be found after it was handed out, but before ms_expert_next says that all have been given.
  */
 #ifndef MS_NN_EXPERT_SERVICE_H
 #define MS_NN_EXPERT_SERVICE_H

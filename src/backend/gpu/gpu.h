@@ -65,10 +65,21 @@ typedef dim3 gpuDim3;
 #define gpuStreamCreate         GPU_API(StreamCreate)
 #define gpuStreamDestroy        GPU_API(StreamDestroy)
 #define gpuStreamSynchronize    GPU_API(StreamSynchronize)
-#define gpuEventCreate          GPU_API(EventCreate)
 #define gpuEventDestroy         GPU_API(EventDestroy)
 #define gpuEventRecord          GPU_API(EventRecord)
 #define gpuEventSynchronize     GPU_API(EventSynchronize)
+#define gpuEventQuery           GPU_API(EventQuery)
+#define gpuErrorNotReady        GPU_API(ErrorNotReady)
+static inline gpuError_t gpuEventCreate(gpuEvent_t *e) {
+    return GPU_API(EventCreateWithFlags)(e, GPU_API(EventDisableTiming));
+}
+static inline gpuError_t gpuStreamWaitEvent(gpuStream_t s, gpuEvent_t e) { return GPU_API(StreamWaitEvent)(s, e, 0); }
+// A stream whose work goes first where it meets that of others.
+static inline gpuError_t gpuStreamCreateFirst(gpuStream_t *s) {
+    int last = 0, first = 0;
+    gpuError_t e = GPU_API(DeviceGetStreamPriorityRange)(&last, &first);
+    return e == gpuSuccess ? GPU_API(StreamCreateWithPriority)(s, GPU_API(StreamNonBlocking), first) : e;
+}
 static inline gpuError_t gpuHostAllocMapped(void **p, size_t n) {
 #if GPU_HIP
     return hipHostMalloc(p, n, hipHostMallocMapped | hipHostMallocNonCoherent); // coherent is uncached by the GPU

@@ -1,9 +1,10 @@
 // gpu_backend.cpp - the backend object: life, memory, stream, scratch, kept failure.
 //
 // Compiled once per target (HIP, CUDA, emulator) into a library of its own; see gpu_backend.h.
-// Owns: one stream, two pinned pieces for uploads, a device piece for raw weight rows, the scratch arena.
-// Invariants: everything goes through the one stream, so operations take effect in call order.  A call that would need
-//   more scratch than was reserved keeps MS_ERR_INTERNAL as the failure and does nothing.
+// Owns: two streams, pinned pieces for uploads, a device piece for raw weight rows, the scratch arena.
+// Invariants: everything but installs goes through one stream, so operations take effect in call order; gpu_install.cpp
+//   puts installs into that order.  A call that would need more scratch than was reserved keeps MS_ERR_INTERNAL as the
+//   failure and does nothing.
 // Errors: failures of the device's runtime are kept as MS_ERR_IO and given by sync(); rows that are not finite are seen
 //   by kernels, which lower a word of `flags`.
 #include "backend/gpu/gpu_internal.h"
@@ -60,11 +61,11 @@ ms_status backend_sync(ms_backend *be, ms_error *err) {
         (void)gpu_ok(g, gpuMemcpyAsync(&found, g->flags + FLAG_ROUTER, sizeof found, gpuMemcpyDeviceToHost, g->stream),
                      "download");
         (void)gpu_ok(g, gpuMemsetAsync(g->flags + FLAG_ROUTER, 0xff, sizeof found, g->stream), "zero");
-        (void)gpu_ok(g, gpuStreamSynchronize(g->stream), "sync");
+        (void)wait_all(g, "sync");
         g->router_calls = 0;
         router_found(g, found);
     } else {
-        (void)gpu_ok(g, gpuStreamSynchronize(g->stream), "sync");
+        (void)wait_all(g, "sync");
     }
     return give_failure(g, err);
 }
@@ -78,6 +79,8 @@ void fetch_begin(ms_backend *be, const void *dev, size_t bytes) {
     if (!need(g, fits, "fetch", "size")) return;
     g->fetch_bytes = bytes;
     g->fetch_calls = g->router_calls;
+    g->fetch_uses = g->order.uses;
+    g->fetch_installs = g->order.installs;
     uint8_t *to = g->scratch.fetched;
     (void)gpu_ok(g, gpuMemcpyAsync(to + FETCH_HEAD, dev, bytes, gpuMemcpyDeviceToHost, g->stream), "fetch");
     if (g->router_calls)
@@ -92,6 +95,7 @@ ms_status fetch_end(ms_backend *be, void *host, ms_error *err) {
     if (!there || !gpu_ok(g, gpuEventSynchronize(g->fetch_done), "fetch")) return backend_sync(be, err);
     memcpy(host, g->scratch.fetched + FETCH_HEAD, g->fetch_bytes);
     g->fetch_bytes = 0;
+    if (g->fetch_uses > g->order.uses_done) g->order.uses_done = g->fetch_uses;
     uint32_t found = NO_ROW;
     if (g->fetch_calls) memcpy(&found, g->scratch.fetched, sizeof found);
     if (found != NO_ROW) return backend_sync(be, err); // finds the same, and clears it
@@ -109,13 +113,15 @@ void *device_new(gpu_backend *g, size_t bytes, bool zeroed) {
         (void)gpuGetLastError(); // seen: it must not be taken for a later call's
         return nullptr;
     }
-    if (zeroed && bytes) (void)gpu_ok(g, gpuMemsetAsync(p, 0, bytes, g->stream), "zero");
+    if (!zeroed || !bytes) return p;
+    memory_use(g);
+    (void)gpu_ok(g, gpuMemsetAsync(p, 0, bytes, g->stream), "zero");
     return p;
 }
 
 void device_free(gpu_backend *g, void *p) {
     if (!p) return;
-    (void)gpu_ok(g, gpuStreamSynchronize(g->stream), "release");
+    (void)wait_all(g, "release");
     (void)gpu_ok(g, gpuFree(p), "release");
 }
 
@@ -124,6 +130,7 @@ void upload_piece(gpu_backend *g, void *dev, const void *host, size_t bytes) {
     g->next_piece = (i + 1) % PIECES;
     if (!gpu_ok(g, gpuEventSynchronize(g->piece_free[i]), "upload")) return;
     memcpy(g->piece[i], host, bytes);
+    memory_use(g);
     (void)gpu_ok(g, gpuMemcpyAsync(dev, g->piece[i], bytes, gpuMemcpyHostToDevice, g->stream), "upload");
     (void)gpu_ok(g, gpuEventRecord(g->piece_free[i], g->stream), "upload");
 }
@@ -146,6 +153,8 @@ void device_memory(const ms_backend *be, uint64_t *total_bytes, uint64_t *free_b
 constexpr size_t PINNED_UNIT = (size_t)2 << 20;
 constexpr uint64_t pinned_bytes(uint64_t bytes) { return (bytes / PINNED_UNIT + 1) * PINNED_UNIT; }
 
+constexpr size_t PIECE_ALL_BYTES = PIECE_BYTES + 3 * MS_INSTALLS * sizeof(uint32_t); // and install_bad
+
 void *pinned_new(size_t bytes) {
     void *p = nullptr;
     if (bytes > SIZE_MAX - PINNED_UNIT || gpuHostAllocMapped(&p, pinned_bytes(bytes)) != gpuSuccess) {
@@ -159,6 +168,7 @@ void *pinned_new(size_t bytes) {
     memset(p, 0, bytes);
     return p;
 }
+
 ms_status backend_alloc(ms_backend *be, ms_memory_kind kind, size_t bytes, const char *what, void **out,
                         ms_error *err) {
     *out = kind == MS_MEM_STAGING ? pinned_new(bytes) : device_new(gpu_of(be), bytes, true);
@@ -172,7 +182,7 @@ void backend_release(ms_backend *be, ms_memory_kind kind, void *p, size_t) {
         device_free(g, p);
         return;
     }
-    (void)gpu_ok(g, gpuStreamSynchronize(g->stream), "release");
+    (void)wait_all(g, "release");
     (void)gpu_ok(g, gpuHostFree(p), "release");
 }
 
@@ -185,18 +195,23 @@ void backend_upload(ms_backend *be, void *dev, const void *host, size_t bytes) {
 void backend_download(ms_backend *be, void *host, const void *dev, size_t bytes) {
     gpu_backend *g = gpu_of(be);
     if (!bytes) return;
+    memory_use(g);
     (void)gpu_ok(g, gpuMemcpyAsync(host, dev, bytes, gpuMemcpyDeviceToHost, g->stream), "download");
     (void)gpu_ok(g, gpuStreamSynchronize(g->stream), "download");
 }
 
 void backend_copy(ms_backend *be, void *dev_to, const void *dev_from, size_t bytes) {
     gpu_backend *g = gpu_of(be);
-    if (bytes) (void)gpu_ok(g, gpuMemcpyAsync(dev_to, dev_from, bytes, gpuMemcpyDeviceToDevice, g->stream), "copy");
+    if (!bytes) return;
+    memory_use(g);
+    (void)gpu_ok(g, gpuMemcpyAsync(dev_to, dev_from, bytes, gpuMemcpyDeviceToDevice, g->stream), "copy");
 }
 
 void backend_zero(ms_backend *be, void *dev, size_t bytes) {
     gpu_backend *g = gpu_of(be);
-    if (bytes) (void)gpu_ok(g, gpuMemsetAsync(dev, 0, bytes, g->stream), "zero");
+    if (!bytes) return;
+    memory_use(g);
+    (void)gpu_ok(g, gpuMemsetAsync(dev, 0, bytes, g->stream), "zero");
 }
 
 // ---------------------------------------------------------------- scratch
@@ -240,6 +255,7 @@ void layout(gpu_scratch *s, carver *v, const ms_backend *be, const ms_scratch_ne
         s->e_act = (float *)carve(v, n->pairs, n->expert.inner, sizeof(float));
     }
     uint64_t mla = mla_scratch_need(n);
+    if (!((const gpu_backend *)be)->shares_memory) s->source = (uint8_t *)carve(v, 1, ms_expert_bytes(n->expert), 1);
     s->table = carve(v, 1, table_scratch_need(n), 1);
     if (mla) s->mla = (float *)carve(v, 1, mla, 1);
 }
@@ -248,7 +264,7 @@ uint64_t fetch_room(const ms_scratch_need *n) { return FETCH_HEAD + (uint64_t)n-
 
 // Pinned memory beside the arena.
 uint64_t host_bytes(const ms_scratch_need *n) {
-    return PIECES * pinned_bytes(PIECE_BYTES) + TABLES * pinned_bytes(table_scratch_need(n)) +
+    return PIECES * pinned_bytes(PIECE_ALL_BYTES) + pinned_bytes(TABLES * table_scratch_need(n)) +
            pinned_bytes(fetch_room(n));
 }
 
@@ -266,8 +282,7 @@ uint64_t scratch_bytes(const ms_backend *be, const ms_scratch_need *n) {
 
 void scratch_free(gpu_backend *g) {
     device_free(g, g->scratch.base);
-    for (unsigned i = 0; i < TABLES; i++)
-        if (g->scratch.table_host[i]) (void)gpu_ok(g, gpuHostFree(g->scratch.table_host[i]), "release");
+    if (g->scratch.table_host) (void)gpu_ok(g, gpuHostFree(g->scratch.table_host), "release");
     if (g->scratch.fetched) (void)gpu_ok(g, gpuHostFree(g->scratch.fetched), "release");
     g->scratch = {};
     g->fetch_bytes = 0;
@@ -277,16 +292,14 @@ void scratch_free(gpu_backend *g) {
 ms_status reserve(gpu_backend *g, const ms_scratch_need *n, ms_error *err) {
     carver v = {};
     layout(&g->scratch, &v, &g->base, n);
-    size_t bytes = (size_t)v.used, table = (size_t)table_scratch_need(n);
+    size_t bytes = (size_t)v.used, table = (size_t)(TABLES * table_scratch_need(n));
     void *base = device_new(g, bytes, false);
     if (!base) return ms_fail_memory(err, "workspace", bytes);
     v = {(uint8_t *)base, 0, false};
     layout(&g->scratch, &v, &g->base, n);
     g->scratch.base = base;
-    for (unsigned i = 0; i < TABLES; i++) {
-        g->scratch.table_host[i] = pinned_new(table);
-        if (!g->scratch.table_host[i]) return ms_fail_memory(err, "expert table", table);
-    }
+    g->scratch.table_host = (uint8_t *)pinned_new(table);
+    if (!g->scratch.table_host) return ms_fail_memory(err, "expert tables", table);
     size_t room = (size_t)fetch_room(n);
     g->scratch.fetched = (uint8_t *)pinned_new(room);
     if (!g->scratch.fetched) return ms_fail_memory(err, "router result", room);
@@ -302,11 +315,15 @@ ms_status scratch_reserve(ms_backend *be, const ms_scratch_need *n, ms_error *er
     if (status != MS_OK) scratch_free(g);
     return status;
 }
+
 // ---------------------------------------------------------------- creation
 
 gpuEvent_t *event_of(gpu_backend *g, unsigned i) {
     if (i < PIECES) return &g->piece_free[i];
-    return i < PIECES + TABLES ? &g->table_free[i - PIECES] : &g->fetch_done;
+    if ((i -= PIECES) < TABLES) return &g->table_free[i];
+    if ((i -= TABLES) < RUNS) return &g->run[i];
+    if ((i -= RUNS) < MS_INSTALLS) return &g->install[i].done;
+    return &g->fetch_done;
 }
 
 void backend_destroy(ms_backend *be) {
@@ -318,6 +335,7 @@ void backend_destroy(ms_backend *be) {
     for (unsigned i = 0; i < PIECES; i++)
         if (g->piece[i]) (void)gpuHostFree(g->piece[i]);
     for (unsigned i = 0; i < g->events; i++) (void)gpuEventDestroy(*event_of(g, i));
+    (void)gpuStreamDestroy(g->side);
     (void)gpuStreamDestroy(g->stream);
     free(g);
 }
@@ -372,9 +390,10 @@ ms_status make_buffers(gpu_backend *g, ms_error *err) {
         if (gpuEventCreate(event_of(g, g->events)) != gpuSuccess)
             return ms_fail(err, MS_ERR_IO, "%s: no event", GPU_NAME);
     for (unsigned i = 0; i < PIECES; i++) {
-        g->piece[i] = (uint8_t *)pinned_new(PIECE_BYTES);
+        g->piece[i] = (uint8_t *)pinned_new(PIECE_ALL_BYTES);
         if (!g->piece[i]) return ms_fail_memory(err, "pinned upload buffer", PIECE_BYTES);
     }
+    g->install_bad = (uint32_t *)(void *)(g->piece[0] + PIECE_BYTES);
     g->raw = (uint8_t *)device_new(g, PIECE_BYTES, false);
     g->flags = (uint32_t *)device_new(g, FLAG_COUNT * sizeof(uint32_t), false);
     if (!g->raw || !g->flags) return ms_fail_memory(err, "GPU upload buffer", PIECE_BYTES);
@@ -391,6 +410,7 @@ ms_status open_device(gpu_backend *g, const ms_gpu_options *o, ms_error *err) {
     char name[256], arch[64];
     gpuError_t e = gpuDescribe(o->device, name, sizeof name, arch, sizeof arch, &g->shares_memory);
     if (e == gpuSuccess) e = gpuStreamCreate(&g->stream);
+    if (e == gpuSuccess && (e = gpuStreamCreateFirst(&g->side)) != gpuSuccess) (void)gpuStreamDestroy(g->stream);
     if (e != gpuSuccess) {
         free(g);
         return ms_fail(err, MS_ERR_UNSUPPORTED, GPU_NAME " device %d: %s", o->device, gpuGetErrorString(e));

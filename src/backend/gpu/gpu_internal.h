@@ -7,9 +7,9 @@
 #include "backend/gpu/gpu_backend.h"
 #include "backend/gpu/k_common.h"
 
-enum { PIECES = 2, TABLES = 2, EVENTS = PIECES + TABLES + 1 };
+enum { PIECES = 2, TABLES = 8, RUNS = 8, EVENTS = PIECES + TABLES + RUNS + MS_INSTALLS + 1, SLOT_MARKS = 1024 };
 constexpr size_t PIECE_BYTES = (size_t)4 << 20;
-enum { FLAG_ROUTER, FLAG_WEIGHT, FLAG_EXPERT, FLAG_COUNT = FLAG_EXPERT + 3 };
+enum { FLAG_ROUTER, FLAG_WEIGHT, FLAG_EXPERT, FLAG_COUNT = FLAG_EXPERT + 3 * MS_INSTALLS };
 constexpr uint32_t NO_ROW = UINT32_MAX;
 // A router failure is (call << 20 | row), so that the lowest word is the first failure; later calls share the last
 // number.
@@ -32,25 +32,49 @@ struct gpu_scratch {
     float *z_s;   // [rows][hidden / 32]
     float *e_act; // [pairs][inner], reference only
     int8_t *e_q;
-    float *e_s;               // [pairs][inner / 32]
-    void *table;              // of one experts_run
-    void *table_host[TABLES]; // pinned, outside the arena
-    uint8_t *fetched;         // pinned, outside the arena: FLAG_ROUTER, then what fetch_begin asked for
+    float *e_s;          // [pairs][inner / 32]
+    void *table;         // of one experts_run
+    uint8_t *table_host; // pinned, outside the arena: TABLES of them
+    uint8_t *fetched;    // pinned, outside the arena: FLAG_ROUTER, then what fetch_begin asked for
+    uint8_t *source;     // of the install at work; NULL where the device reads the host's memory as fast as its own
+};
+
+// An install; the words that its kernel lowers are in `flags` and, when it is done, in `install_bad`.
+struct gpu_install {
+    gpuEvent_t done;
+    uint64_t number;
+    ms_expert_shape shape;
+    bool open;
+};
+
+// Uses of slots on the compute stream are numbered, installs are numbered too; see gpu_install.cpp.
+struct gpu_order {
+    uint64_t uses, uses_done; // begun; known to have run
+    uint64_t all_slots;       // the last use that may be of any slot
+    uint64_t marked[RUNS];    // use that an event of `run` follows
+    unsigned next_run;
+    uint64_t installs, installs_done;
+    uint64_t slot_use[SLOT_MARKS], slot_install[SLOT_MARKS]; // the last of each; slots may share a mark
 };
 
 struct gpu_backend {
-    ms_backend base; // first: the public object is this one
-    gpuStream_t stream;
-    ms_error failure; // code MS_OK: none kept
+    ms_backend base;          // first: the public object is this one
+    gpuStream_t stream, side; // side: installs
+    ms_error failure;         // code MS_OK: none kept
     char kernels[64];
     bool shares_memory;     // the device's memory is the host's
     uint8_t *piece[PIECES]; // pinned
     gpuEvent_t piece_free[PIECES];
     gpuEvent_t table_free[TABLES]; // the table's last upload is done
+    gpuEvent_t run[RUNS];
+    gpu_install install[MS_INSTALLS];
+    uint32_t *install_bad; // pinned, behind piece[0]: [MS_INSTALLS][3]
+    gpu_order order;
     gpuEvent_t fetch_done;
-    size_t fetch_bytes;   // of the open fetch; 0: none
-    uint32_t fetch_calls; // router_calls when it began
-    unsigned events;      // made so far, in the order of event_of()
+    uint64_t fetch_uses, fetch_installs; // order.uses and .installs when the fetch began
+    size_t fetch_bytes;                  // of the open fetch; 0: none
+    uint32_t fetch_calls;                // router_calls when it began
+    unsigned events;                     // made so far, in the order of event_of()
     unsigned next_piece, next_table;
     uint32_t experts_n; // rows prepared by experts_begin
     ms_expert_shape experts_shape;
@@ -80,6 +104,16 @@ void device_free(gpu_backend *g, void *p);
 // Sends up to PIECE_BYTES; the host memory may change as soon as this returns.
 void upload_piece(gpu_backend *g, void *dev, const void *host, size_t bytes);
 
+// ---------------------------------------------------------------- order of slot uses (gpu_install.cpp)
+
+// Before and after the launches of experts_run.
+void slots_use(gpu_backend *g, const ms_expert_batch *batches, uint32_t count);
+void slots_used(gpu_backend *g, const ms_expert_batch *batches, uint32_t count);
+// Before the stream touches device memory that may be a slot.
+void memory_use(gpu_backend *g);
+// Waits for both streams.
+bool wait_all(gpu_backend *g, const char *op);
+
 // ---------------------------------------------------------------- weights (gpu_weights.cpp)
 
 // How a weight's product is computed; `quantised`: with an int8 input.
@@ -100,8 +134,9 @@ struct product_input {
 };
 void run_products(gpu_backend *g, const product_input *in, const ms_product *products, uint32_t count);
 
-uint64_t mla_scratch_need(const ms_scratch_need *n);   // bytes of gpu_scratch.mla (gpu_attention.cpp)
-uint64_t table_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.table and each table_host (gpu_moe.cpp)
+uint64_t mla_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.mla (gpu_attention.cpp)
+uint64_t
+table_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.table and each of table_host (gpu_moe.cpp)
 
 // Each sets the operations of its file.
 void set_weight_members(ms_backend *be);

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-uint64_t table_scratch_need(const ms_scratch_need *n) { return experts_table_bytes(n->pairs); }
+uint64_t table_scratch_need(const ms_scratch_need *n) { return (experts_table_bytes(n->pairs) + 63) / 64 * 64; }
 
 namespace {
 
@@ -61,11 +61,12 @@ void experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s
 bool send_table(gpu_backend *g, expert_table *table, const ms_expert_batch *batches, uint32_t count) {
     const gpu_scratch *sc = &g->scratch;
     unsigned i = g->next_table;
+    uint8_t *host = sc->table_host + i * table_scratch_need(&sc->need);
     size_t bytes = 0;
     if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return false;
-    experts_table_build(table, &bytes, sc->table_host[i], sc->table, batches, count);
+    experts_table_build(table, &bytes, host, sc->table, batches, count);
     g->next_table = (i + 1) % TABLES;
-    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, sc->table_host[i], bytes, gpuMemcpyHostToDevice, g->stream),
+    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, host, bytes, gpuMemcpyHostToDevice, g->stream),
                  "experts_run");
     return gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
 }
@@ -89,8 +90,10 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     a.act_s = sc->e_s;
     a.act = sc->e_act;
     a.y = y;
+    slots_use(g, batches, count);
     if (is_fast(g) && experts_all_single(batches, count)) k_experts_singles(g->stream, &a, batches, count);
     else if (send_table(g, &a.table, batches, count)) k_experts_run(g->stream, &a, is_fast(g));
+    slots_used(g, batches, count);
     launched(g, "experts_run");
 }
 
