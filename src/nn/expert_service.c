@@ -153,12 +153,12 @@ static int by_place(const void *a, const void *b) {
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count,
-                            ms_error *err) {
+ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, const uint32_t *uses,
+                            uint32_t count, ms_error *err) {
     if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is already open");
     if (moe_layer >= s->table->layer_count || count > s->table->expert_count)
         return ms_fail(err, MS_ERR_INTERNAL, "expert request for layer %u, %u experts is out of range", moe_layer, count);
-    MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, count, s->wants, err));
+    MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, uses, count, s->wants, err));
     s->open = true;
     s->hits_given = false;
     s->layer = moe_layer;

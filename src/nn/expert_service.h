@@ -42,8 +42,10 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
                                    const ms_expert_service_options *options, ms_error *err);
 void ms_expert_service_destroy(ms_expert_service *s);
 
-/* Starts a request for distinct experts of routed layer index `moe_layer` (0-based among routed layers) and submits its reads. */
-ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count, ms_error *err);
+/* Starts a request for distinct experts of routed layer index `moe_layer` (0-based among routed layers) and submits its reads.
+ * uses: rows of each, for the cache; NULL: one each. */
+ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, const uint32_t *uses,
+                            uint32_t count, ms_error *err);
 
 typedef struct ms_expert_ready {
     uint32_t index;   /* into the request's experts */
