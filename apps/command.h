@@ -20,7 +20,7 @@ int ms_command_bench(int argc, char **argv);
 typedef struct ms_model_flags {
     uint64_t context, reserve_bytes;
     uint32_t experts, staging, depth, range, threads;
-    int precision, static_format; /* indexes into their choices */
+    int precision, static_format, lookahead; /* indexes into their choices */
     const char *kernels, *backend;
     bool no_direct, no_uring;
 } ms_model_flags;

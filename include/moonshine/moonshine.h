@@ -67,6 +67,7 @@ typedef struct ms_engine_options {
     uint64_t reserve_bytes;       /* memory to leave free; MS_DEFAULT_RESERVE: min(4 GiB, 10 % of the limit) */
     bool buffered_reads;          /* no O_DIRECT */
     bool no_uring;                /* plain pread */
+    bool no_lookahead;            /* never read what the next layer will probably want before it asks */
     const char *backend;          /* NULL: "cpu"; or "hip", "cuda" (must open), "auto" (a GPU if one opens, else the CPU) */
     const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2", "avx512" */
     void (*log)(void *arg, const char *line); /* one-line notes: fallbacks, load progress; may be NULL */
@@ -136,6 +137,7 @@ void ms_engine_info(const ms_engine *e, ms_model_info *out);
 typedef struct ms_engine_stats {
     uint64_t expert_accesses, expert_hits, expert_fills, expert_streams, expert_evictions;
     uint64_t expert_reads, expert_read_bytes, failed_reads, read_wait_ns;
+    uint64_t guessed_reads, guesses_used; /* lookahead */
     uint64_t buffered_files;
     bool direct, uring;
 } ms_engine_stats;

@@ -41,4 +41,11 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
                          const ms_moe_buffers *buf, float *out, const float *x, uint32_t n, const uint32_t **host_ids,
                          ms_error *err);
 
+/* Guesses the experts of the next routed layer from x [1][dim], a state like the one its router will see, and starts their
+ * reads: the three quarters with the largest weights.
+ * ids and weights: device [n][K], overwritten.  Only where operations run at once: waiting for a device would cost more
+ * than the reads. */
+ms_status ms_moe_guess(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_router *router,
+                       const ms_moe_buffers *buf, const float *x, ms_error *err);
+
 #endif

@@ -66,6 +66,7 @@ static ms_status load(ms_engine *e, ms_error *err) {
                                     .read_depth = o->read_depth,
                                     .buffered = o->buffered_reads,
                                     .no_uring = o->no_uring,
+                                    .lookahead = !o->no_lookahead,
                                     .warn = say,
                                     .warn_arg = e};
     return ms_expert_service_create(&e->experts, e->backend, e->model.checkpoint, &e->model.experts, &eo, err);
