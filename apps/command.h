@@ -13,6 +13,7 @@ int ms_command_plan(int argc, char **argv);
 int ms_command_verify(int argc, char **argv);
 int ms_command_logits(int argc, char **argv);
 int ms_command_text(int argc, char **argv);
+int ms_command_trace(int argc, char **argv);
 int ms_command_synth(int argc, char **argv);
 int ms_command_bench(int argc, char **argv);
 

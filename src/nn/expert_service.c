@@ -57,6 +57,9 @@ struct ms_expert_service {
     uint32_t first_install, install_count;
     uint32_t next_scratch;
 
+    ms_expert_observer *observer;
+    void *observer_arg;
+
     /* lookahead */
     ahead_read ahead[AHEAD_MAX];
     uint32_t ahead_limit; /* of guessed reads at a time; 0: off */
@@ -306,6 +309,7 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
         return ms_fail(err, MS_ERR_INTERNAL, "expert request for layer %u, %u experts is out of range", moe_layer, count);
     judge_guess(s, moe_layer, experts, count);
     MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, uses, count, s->wants, err));
+    if (s->observer) s->observer(s->observer_arg, moe_layer, s->wants, count);
     s->open = true;
     s->hits_given = false;
     s->layer = moe_layer;
@@ -453,6 +457,11 @@ void ms_expert_end(ms_expert_service *s) {
             (void)ms_cache_release(s->cache, s->layer, w, NULL);
     }
     s->open = false;
+}
+
+void ms_expert_service_observe(ms_expert_service *s, ms_expert_observer *observer, void *arg) {
+    s->observer = observer;
+    s->observer_arg = arg;
 }
 
 void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {

@@ -69,6 +69,10 @@ bool ms_expert_wants_guess(ms_expert_service *s);
 /* Ends the request, finished or not. */
 void ms_expert_end(ms_expert_service *s);
 
+/* Called in every request, after the cache has planned it: wants [count] in the order of the request.  NULL: nobody. */
+typedef void ms_expert_observer(void *arg, uint32_t moe_layer, const ms_want *wants, uint32_t count);
+void ms_expert_service_observe(ms_expert_service *s, ms_expert_observer *observer, void *arg);
+
 void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out);
 /* For tests, between requests: the cache's invariants, nothing leased, no read pending.  Forgets what the cache holds. */
 ms_status ms_expert_service_check(ms_expert_service *s, ms_error *err);
