@@ -16,6 +16,8 @@ int ms_command_text(int argc, char **argv);
 int ms_command_trace(int argc, char **argv);
 int ms_command_synth(int argc, char **argv);
 int ms_command_bench(int argc, char **argv);
+int ms_command_store(int argc, char **argv);
+int ms_command_bundle(int argc, char **argv);
 
 /* Engine options as every program takes them. */
 typedef struct ms_model_flags {

@@ -17,6 +17,7 @@ static const command commands[] = {
     {"text", ms_command_text, "encode, decode, render or parse JSON lines"},
     {"trace", ms_command_trace, "record which experts each token uses and which were cached"},
     {"synth", ms_command_synth, "write a random checkpoint of a given shape"},
+    {"store", ms_command_store, "compress experts: build, verify, probe, restore"},
     {"bench", ms_command_bench, "measure: kernels, disk, decode, prefill, quality"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };

@@ -459,6 +459,11 @@ ms_status ms_checkpoint_read(const ms_checkpoint *c, const ms_tensor *t, uint64_
     return ms_file_pread_exact(s->fd, s->path, to, length, t->offset + at, err);
 }
 
+ms_status ms_checkpoint_read_shard(const ms_checkpoint *c, size_t number, uint64_t offset, void *to, size_t length,
+                                   ms_error *err) {
+    return ms_file_pread_exact(c->shards[number].fd, c->shards[number].path, to, length, offset, err);
+}
+
 /* "[3072, 1792]" */
 static void put_shape(char *out, size_t size, unsigned dims, const uint64_t *shape) {
     size_t n = 0;

@@ -62,6 +62,10 @@ uint64_t ms_checkpoint_layout_digest(const ms_checkpoint *c);
 ms_status ms_checkpoint_read(const ms_checkpoint *c, const ms_tensor *t, uint64_t at, void *to, size_t length,
                              ms_error *err);
 
+/* Reads bytes of an opened shard's file, at an expert's extent for instance. */
+ms_status ms_checkpoint_read_shard(const ms_checkpoint *c, size_t number, uint64_t offset, void *to, size_t length,
+                                   ms_error *err);
+
 /* Expected tensor, for checks that list all misses at once. */
 ms_status ms_checkpoint_expect(const ms_checkpoint *c, const char *name, ms_dtype dtype, unsigned dims,
                                const uint64_t *shape, const ms_tensor **out, ms_error *err);
