@@ -1,8 +1,8 @@
 #include "nn/rope.h"
 
-/* ln 2 and pi / 2 in two parts; products of the first, short ones with small integers are exact. */
+/* ln 2 in two parts, pi / 2 in three; products of the first, short ones with the integers that they meet are exact. */
 static const double ln2_hi = 0x1.62e42feep-1, ln2_lo = 0x1.a39ef35793c76p-33;
-static const double half_pi_hi = 0x1.921fb544p+0, half_pi_lo = 0x1.0b4611a626331p-34;
+static const double half_pi_hi = 0x1.921fbp+0, half_pi_mid = 0x1.5110bp-22, half_pi_lo = 0x1.18469898cc517p-44;
 static const double shift = 0x1.8p52; /* adding it rounds to an integer */
 
 /* ln x for x >= 1: x = m 2^k with m around 1, then the series of atanh. */
@@ -37,10 +37,9 @@ static double cosine(double r) {
     return sum;
 }
 
-/* The quarter turn k and the rest within pi / 4.  k * half_pi_hi is exact up to angles of 2^22; beyond that a result is
- * less precise, but the same everywhere. */
+/* The quarter turn k, below 2^32, and the rest within pi / 4. */
 static void turn(double a, double *s, double *c) {
-    double k = (a * 0.63661977236758134 + shift) - shift, r = (a - k * half_pi_hi) - k * half_pi_lo;
+    double k = (a * 0.63661977236758134 + shift) - shift, r = ((a - k * half_pi_hi) - k * half_pi_mid) - k * half_pi_lo;
     double y = sine(r), x = cosine(r);
     double quarter = k - 4 * ((k / 4 - 0.375 + shift) - shift); /* k mod 4, k >= 0 */
     if (quarter == 0) *s = y, *c = x;
