@@ -84,10 +84,13 @@ static ms_status run_experts(ms_backend *be, ms_expert_service *service, const m
 
 /* Everything that needs no expert. */
 static void run_shared(ms_backend *be, const ms_moe *moe, const ms_moe_buffers *buf, const float *x, uint32_t n) {
-    ms_product down = {.weight = moe->latent_down, .out = buf->latent, .out_stride = moe->shape.hidden};
-    be->project(be, x, n, &down, 1);
-    be->experts_begin(be, buf->latent, n, moe->shape);
-    be->mlp(be, buf->shared, x, n, moe->shared_gate, moe->shared_up, moe->shared_down, moe->act);
+    if (moe->latent_down) {
+        ms_product down = {.weight = moe->latent_down, .out = buf->latent, .out_stride = moe->shape.hidden};
+        be->project(be, x, n, &down, 1);
+    }
+    be->experts_begin(be, moe->latent_down ? buf->latent : x, n, moe->shape);
+    if (moe->shared_gate)
+        be->mlp(be, buf->shared, x, n, moe->shared_gate, moe->shared_up, moe->shared_down, moe->act);
 }
 
 ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_moe *moe,
@@ -114,11 +117,13 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
     ms_expert_end(service);
     if (st != MS_OK) return st;
 
-    be->experts_reduce_norm(be, buf->sum, buf->pairs, buf->weights, n, k, moe->shape.hidden, moe->latent_norm,
-                            moe->norm_eps);
-    ms_product up = {.weight = moe->latent_up, .out = out, .out_stride = moe->dim};
-    be->project(be, buf->sum, n, &up, 1);
-    be->add(be, out, out, buf->shared, (size_t)n * moe->dim);
+    be->experts_reduce_norm(be, moe->latent_up ? buf->sum : out, buf->pairs, buf->weights, n, k, moe->shape.hidden,
+                            moe->latent_norm, moe->norm_eps);
+    if (moe->latent_up) {
+        ms_product up = {.weight = moe->latent_up, .out = out, .out_stride = moe->dim};
+        be->project(be, buf->sum, n, &up, 1);
+    }
+    if (moe->shared_gate) be->add(be, out, out, buf->shared, (size_t)n * moe->dim);
     return MS_OK;
 }
 

@@ -15,8 +15,9 @@
 #include "base/bytes.h"
 #include "session/engine.h"
 
-static const char *const models[] = {"models/k3-nano", "tests/golden/k3/k3-tiny-a", "tests/golden/k3/k3-tiny-c"};
-enum { MODELS = 3, PROMPT = 70, STEPS = 6, ALL = 1000 };
+static const char *const models[] = {"models/k3-nano", "tests/golden/k3/k3-tiny-a", "tests/golden/k3/k3-tiny-c",
+                                     "tests/golden/mimo26/mimo-tiny"};
+enum { MODELS = 4, PROMPT = 70, STEPS = 6, ALL = 1000 };
 
 typedef struct setup {
     const char *label;
