@@ -181,7 +181,7 @@ typedef struct ms_api_writer_ops {
     void (*finish)(ms_api_writer *w, ms_text *out, const ms_api_end *e);
     /* After start of a stream: the API's error event and ending.  Else: the error document. */
     void (*error)(ms_api_writer *w, ms_text *out, const ms_api_error *e, const char *request_id);
-    /* what: "prefill layer 41/93".  progress: total, cached and processed tokens, ms; a data chunk where the request has
+    /* what: "prefill layer 41/93".  progress: total, cached and processed tokens (cached ones included), ms; a data chunk where the request has
      * return_progress, else the same as keepalive.  Both write nothing without `stream`. */
     void (*keepalive)(ms_api_writer *w, ms_text *out, const char *what);
     void (*progress)(ms_api_writer *w, ms_text *out, uint64_t total, uint64_t cached, uint64_t processed,
