@@ -37,6 +37,7 @@ typedef struct ms_api_parse {
     ms_api_error *err;
     const ms_json *root;
     bool count_only;
+    bool spliced; /* Responses: a remembered conversation stands in front */
     /* Tools in the order of declaration; the first static_tools are those of the request, the rest of messages. */
     ms_api_str tool_names[MS_API_MAX_TOOLS];
     bool allowed[MS_API_MAX_TOOLS]; /* by tool_choice */
