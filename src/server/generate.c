@@ -364,7 +364,7 @@ static void finish(run *r, ms_decode *d, const ms_reply *reply) {
 static void conclude(run *r, ms_decode *d) {
     ms_error err;
     ms_reply reply;
-    ms_api_error e = {.should_retry = -1};
+    ms_api_error e = {0};
     if (ms_decode_finish(d, &reply, &err) != MS_OK) {
         fail_engine(r, &err, "the reply");
         return;
@@ -375,9 +375,11 @@ static void conclude(run *r, ms_decode *d) {
         end_stopped(r, MS_STOP_DEADLINE, "decode", d->generated.count);
     } else if (rule) {
         (void)ms_api_fail(&e, 500, "tool_policy_unsatisfied", "", "%s", rule);
+        e.should_retry = -1;
         fail(r, &e, "policy");
     } else if (format) {
         (void)ms_api_fail(&e, 500, "structured_output_invalid", "", "%s", format);
+        e.should_retry = -1;
         fail(r, &e, "format");
     } else {
         ms_decode_release(d);
