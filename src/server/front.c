@@ -143,11 +143,14 @@ static void cut_slow_sockets(ms_front *f) {
 }
 
 static void refuse_socket(int fd) {
-    static const char answer[] =
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: 97\r\n"
-        "Cache-Control: no-store\r\nRetry-After: 5\r\nConnection: close\r\n\r\n"
-        "{\"error\":{\"message\":\"too many connections\",\"type\":\"server_error\",\"param\":null,\"code\":\"server_busy\"}}";
-    (void)send(fd, answer, sizeof answer - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    static const char body[] = "{\"error\":{\"message\":\"too many connections\",\"type\":\"server_error\",\"param\":null,"
+                               "\"code\":\"server_busy\"}}";
+    char answer[512];
+    int n = snprintf(answer, sizeof answer,
+                     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
+                     "Content-Length: %zu\r\nCache-Control: no-store\r\nRetry-After: 5\r\nConnection: close\r\n\r\n%s",
+                     sizeof body - 1, body);
+    (void)send(fd, answer, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT);
     (void)shutdown(fd, SHUT_WR);
     (void)close(fd);
 }
