@@ -147,7 +147,7 @@ static ms_status open_service(disk_run *r, ms_error *err) {
 
 static ms_status stream_request(disk_run *r, uint32_t layer, const uint32_t *ids, uint32_t count,
                                 ms_expert_ready *ready, ms_error *err) {
-    MS_TRY(ms_expert_request(r->service, layer, ids, count, err));
+    MS_TRY(ms_expert_request(r->service, layer, ids, NULL, count, err));
     ms_status st = MS_OK;
     for (uint32_t got = 1; got && st == MS_OK;) st = ms_expert_next(r->service, ready, &got, err);
     ms_expert_end(r->service);

@@ -119,6 +119,8 @@ static const bench_case cases[] = {
     {"bf16 project", CASE_PROJECT, MS_FORMAT_BF16, INNER, HIDDEN, 1, 512},
     {"mxfp4 experts", CASE_EXPERTS, MS_FORMAT_Q8, EXPERT, LATENT, EXPERTS, 512},
     {"mxfp4 experts", CASE_EXPERTS, MS_FORMAT_Q8, EXPERT, LATENT, EXPERTS, 4096},
+    {"mxfp4 16 experts", CASE_EXPERTS, MS_FORMAT_Q8, EXPERT, LATENT, TOP, 512},
+    {"mxfp4 16 experts", CASE_EXPERTS, MS_FORMAT_Q8, EXPERT, LATENT, TOP, 4096},
     {"bf16 router", CASE_ROUTER, MS_FORMAT_BF16, EXPERTS, HIDDEN, 1, 512},
     {"kda", CASE_KDA, MS_FORMAT_F32, HEADS, HEAD_DIM, 1, 512},
     {"mla, empty cache", CASE_MLA, MS_FORMAT_BF16, HEADS, RANK, 0, 512},
@@ -483,7 +485,7 @@ static bench_case shrunk(const bench_case *c, int shapes) {
     bool attention = c->kind == CASE_KDA || c->kind == CASE_MLA;
     s.rows /= SMALL_DIVISOR;
     if (!attention) s.cols /= SMALL_DIVISOR;
-    if (c->kind == CASE_EXPERTS && c->n > 1) s.count /= SMALL_DIVISOR;
+    if (c->kind == CASE_EXPERTS && c->n > 1 && c->count > TOP) s.count /= SMALL_DIVISOR;
     if (c->kind == CASE_MLA) s.count /= SMALL_DIVISOR;
     if (s.n > 1) s.n /= SMALL_DIVISOR;
     return s;

@@ -313,7 +313,7 @@ static ms_status load_experts(shape_run *r, ms_error *err) {
     ms_status st = ids && ready ? MS_OK : ms_fail_memory(err, "expert ids", r->slots * sizeof *ready);
     for (uint32_t i = 0; i < r->slots && st == MS_OK; i++) ids[i] = i;
     for (uint32_t l = 0; l < t->layer_count && st == MS_OK; l++) {
-        st = ms_expert_request(r->experts, l, ids, r->slots, err);
+        st = ms_expert_request(r->experts, l, ids, NULL, r->slots, err);
         do {
             if (st == MS_OK) st = ms_expert_next(r->experts, ready, &given, err);
         } while (st == MS_OK && given);

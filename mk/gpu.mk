@@ -20,8 +20,10 @@ CXX := $(subst clang,clang++,$(subst gcc,g++,$(CC)))
 endif
 
 GPU_DIR    := src/backend/gpu
-GPU_SRC    := $(GPU_DIR)/gpu_backend.cpp
-GPU_DEPS   := $(GPU_SRC) $(wildcard $(GPU_DIR)/*.h) $(wildcard src/backend/*.h src/base/*.h src/quant/*.h) \
+GPU_UNITS  := backend weights install dense moe attention
+# Units with kernels of their own.
+GPU_CODE   := weights install dense moe attention
+GPU_DEPS   := $(wildcard $(GPU_DIR)/*.h) $(wildcard src/backend/*.h src/base/*.h src/quant/*.h) \
               include/moonshine/moonshine.h
 GPU_WARN   := -Wall -Wextra -Wconversion
 GPU_COMMON := -std=c++17 -fPIC -fvisibility=hidden -ffp-contract=off -Iinclude -Isrc
@@ -63,7 +65,8 @@ EMU_FLAGS = $(OPT) -g $(GPU_WARN) $(GPU_COMMON) $(GPU_FMA) -pthread
 $(BUILD)/gpu-emu.flags: FORCE
 	$(call stamp,$(CXX) $(EMU_FLAGS) $(SAN))
 
-$(BUILD)/emu/gpu_backend.o: $(GPU_DEPS) $(BUILD)/gpu-emu.flags
+EMU_OBJ := $(GPU_UNITS:%=$(BUILD)/emu/gpu_%.o)
+$(EMU_OBJ): $(BUILD)/emu/%.o: $(GPU_DIR)/%.cpp $(GPU_DEPS) $(BUILD)/gpu-emu.flags
 	@mkdir -p $(@D)
 	$(call say,CXX,'$< (emulator)')
 	$(Q)$(CXX) $(EMU_FLAGS) $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer) \
@@ -76,7 +79,7 @@ $(BUILD)/emu/gpu_emu.o: $(GPU_DIR)/gpu_emu.cpp $(GPU_DIR)/gpu_emu.h $(BUILD)/gpu
 	$(call say,CXX,$<)
 	$(Q)$(CXX) $(EMU_FLAGS) $(if $(EMU_SAN),-fsanitize=$(EMU_SAN) -fno-omit-frame-pointer) -c $< -o $@
 
-$(EMU_LIB): $(BUILD)/emu/gpu_backend.o $(BUILD)/emu/gpu_emu.o $(GPU_C_OBJ)
+$(EMU_LIB): $(EMU_OBJ) $(BUILD)/emu/gpu_emu.o $(GPU_C_OBJ)
 	$(call say,LINK,$@)
 	$(Q)$(CXX) $(GPU_LINK) -pthread $(if $(SAN),-fsanitize=$(SAN)) $^ -o $@
 
@@ -99,16 +102,24 @@ $(BUILD)/hip/bitcode: tools/gpu/hip_bitcode.sh
 $(BUILD)/hip.flags: FORCE
 	$(call stamp,$(HIPCXX) $(HIP_FLAGS) $(ROCM_ARCH))
 
-$(HIP_LIB): $(GPU_DEPS) $(GPU_C_OBJ) $(BUILD)/hip.flags | $(HIP_BITCODE)
+HIP_OBJ := $(GPU_UNITS:%=$(BUILD)/hip/gpu_%.o)
+$(HIP_OBJ): $(BUILD)/hip/%.o: $(GPU_DIR)/%.cpp $(GPU_DEPS) $(BUILD)/hip.flags | $(HIP_BITCODE)
 	@[ -n '$(HIPCXX)' ] || { echo 'GPU=hip: no clang for HIP: install ROCm or clang-19, or set HIPCXX='; exit 2; }
-	$(call say,HIP,$@)
-	$(Q)$(HIPCXX) $(HIP_FLAGS) $(addprefix --offload-arch=,$(ROCM_ARCH)) $(GPU_SRC) -x none $(GPU_C_OBJ) \
-	    -shared -Wl,--as-needed $(HIP_LIBRARY) -lamdhip64 -o $@
+	$(call say,HIP,$<)
+	$(Q)$(HIPCXX) $(HIP_FLAGS) $(addprefix --offload-arch=,$(ROCM_ARCH)) -c $< -o $@
 
-$(BUILD)/hip/%.hsaco: $(GPU_DEPS) $(BUILD)/hip.flags | $(HIP_BITCODE)
-	@mkdir -p $(@D)
-	$(call say,HIP,$@)
-	$(Q)$(HIPCXX) $(HIP_FLAGS) --offload-arch=$* --cuda-device-only --no-gpu-bundle-output $(GPU_SRC) -o $@
+$(HIP_LIB): $(HIP_OBJ) $(GPU_C_OBJ)
+	$(call say,LINK,$@)
+	$(Q)$(HIPCXX) -shared -Wl,--as-needed $(if $(ROCM),--rocm-path=$(ROCM)) $^ $(HIP_LIBRARY) -lamdhip64 -o $@
+
+# BUILD/hip/ARCH/gpu_UNIT.hsaco
+define HIP_CODE
+$(BUILD)/hip/$(1)/%.hsaco: $(GPU_DIR)/%.cpp $(GPU_DEPS) $(BUILD)/hip.flags | $(HIP_BITCODE)
+	@mkdir -p $$(@D)
+	$$(call say,HIP,$$@)
+	$$(Q)$$(HIPCXX) $$(HIP_FLAGS) --offload-arch=$(1) --cuda-device-only --no-gpu-bundle-output $$< -o $$@
+endef
+$(foreach a,$(HIP_CHECKED),$(eval $(call HIP_CODE,$(a))))
 
 # ---------------------------------------------------------------- NVIDIA
 
@@ -117,19 +128,27 @@ NVCC_FLAGS = -x cu -std=c++17 -O3 --fmad=false --ftz=false --prec-div=true --pre
 $(BUILD)/cuda.flags: FORCE
 	$(call stamp,$(NVCC) $(NVCC_FLAGS) $(CUDA_ARCH))
 
-$(CUDA_LIB): $(GPU_DEPS) $(GPU_C_OBJ) $(BUILD)/cuda.flags
+CUDA_OBJ := $(GPU_UNITS:%=$(BUILD)/cuda/gpu_%.o)
+$(CUDA_OBJ): $(BUILD)/cuda/%.o: $(GPU_DIR)/%.cpp $(GPU_DEPS) $(BUILD)/cuda.flags
 	@[ -n '$(NVCC)' ] || { echo 'GPU=cuda: nvcc is missing: install the CUDA toolkit or set NVCC='; exit 2; }
-	@mkdir -p $(BUILD)/cuda
-	$(call say,NVCC,$@)
-	$(Q)$(NVCC) $(NVCC_FLAGS) $(foreach a,$(CUDA_ARCH),-gencode arch=$(a:sm_%=compute_%)$(comma)code=$(a)) \
-	    -c $(GPU_SRC) -o $(BUILD)/cuda/gpu_backend.o
-	$(Q)$(NVCC) -shared $(BUILD)/cuda/gpu_backend.o $(GPU_C_OBJ) -o $@
-
-$(BUILD)/cuda/%.cubin: $(GPU_DEPS) $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
-	$(call say,NVCC,$@)
-	$(Q)$(NVCC) $(NVCC_FLAGS) -arch=$* -cubin -Xptxas -v,--warn-on-spills,--warn-on-local-memory-usage \
-	    $(GPU_SRC) -o $@ >$@.txt 2>&1 || { cat $@.txt; rm -f $@; exit 1; }
+	$(call say,NVCC,$<)
+	$(Q)$(NVCC) $(NVCC_FLAGS) $(foreach a,$(CUDA_ARCH),-gencode arch=$(a:sm_%=compute_%)$(comma)code=$(a)) \
+	    -c $< -o $@
+
+$(CUDA_LIB): $(CUDA_OBJ) $(GPU_C_OBJ)
+	$(call say,LINK,$@)
+	$(Q)$(NVCC) -shared $^ -o $@
+
+# BUILD/cuda/ARCH/gpu_UNIT.cubin
+define CUDA_CODE
+$(BUILD)/cuda/$(1)/%.cubin: $(GPU_DIR)/%.cpp $(GPU_DEPS) $(BUILD)/cuda.flags
+	@mkdir -p $$(@D)
+	$$(call say,NVCC,$$@)
+	$$(Q)$$(NVCC) $$(NVCC_FLAGS) -arch=$(1) -cubin -Xptxas -v,--warn-on-spills,--warn-on-local-memory-usage \
+	    $$< -o $$@ >$$@.txt 2>&1 || { cat $$@.txt; rm -f $$@; exit 1; }
+endef
+$(foreach a,$(CUDA_ARCH),$(eval $(call CUDA_CODE,$(a))))
 
 # ---------------------------------------------------------------- tests and checks
 
@@ -174,6 +193,7 @@ gpu-check: ## GPU kernels without a GPU: emulator in three orders, sanitizers, A
 gpu-check-emu: $(EMU_LIB) $(GPU_TESTS) $(KERNEL_TESTS)
 	@for o in fwd rev rand; do echo "emulator, thread order $$o:"; \
 	    GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(GPU_TESTS) $(KERNEL_TESTS) || exit 1; done
+	@echo 'emulator, streams as late as they may:'; GPU_EMU_LAZY=1 GPU_EMU_DISCRETE=1 $(RUN_TESTS) $(GPU_TESTS)
 	+@echo 'emulator, address and undefined-behaviour checker:'; TEST_SECONDS=1800 \
 	    $(MAKE) --no-print-directory BUILD='$(BUILD)-asan' SAN=address,undefined TESTS=tests/gpu test
 	+@echo 'emulator, race detector:'; fixed=; if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \
@@ -181,16 +201,17 @@ gpu-check-emu: $(EMU_LIB) $(GPU_TESTS) $(KERNEL_TESTS)
 	    $(MAKE) --no-print-directory BUILD='$(BUILD)-tsan' SAN=thread TESTS=tests/gpu test
 
 # What must be in the code: int8 dot products, 128-bit loads, the butterfly without memory.
-gpu-check-hip: $(if $(HIP_READY),$(HIP_CHECKED:%=$(BUILD)/hip/%.hsaco))
+gpu-check-hip: $(if $(HIP_READY),$(foreach a,$(HIP_CHECKED),$(GPU_CODE:%=$(BUILD)/hip/$(a)/gpu_%.hsaco)))
 	@[ -n '$(HIP_READY)' ] || echo 'gpu-check: no ROCm and no clang-19 for HIP here: AMD code is not checked'
-	@for a in $(if $(HIP_READY),$(HIP_CHECKED)); do echo "$$a:"; \
-	    LLVM_BIN=$(LLVM_BIN) tools/gpu/check_isa.sh $(BUILD)/hip/$$a.hsaco $(GPU_VGPRS) || exit 1; \
-	    $(LLVM_BIN)/llvm-objdump -d --mcpu=$$a $(BUILD)/hip/$$a.hsaco >$(BUILD)/hip/$$a.s; \
+	@for a in $(if $(HIP_READY),$(HIP_CHECKED)); do echo "$$a:"; : >$(BUILD)/hip/$$a.s; \
+	    for u in $(GPU_CODE:%=gpu_%); do code=$(BUILD)/hip/$$a/$$u.hsaco; \
+	        LLVM_BIN=$(LLVM_BIN) tools/gpu/check_isa.sh $$code $(GPU_VGPRS) || exit 1; \
+	        $(LLVM_BIN)/llvm-objdump -d --mcpu=$$a $$code >>$(BUILD)/hip/$$a.s; done; \
 	    for i in v_dot4_i32_iu8 global_load_b128 row_xmask v_permlanex16_b32; do \
 	        grep -q $$i $(BUILD)/hip/$$a.s || { echo "$$a: no $$i in the code"; exit 1; }; done; done
 
-gpu-check-cuda: $(if $(NVCC),$(CUDA_ARCH:%=$(BUILD)/cuda/%.cubin))
+gpu-check-cuda: $(if $(NVCC),$(foreach a,$(CUDA_ARCH),$(GPU_CODE:%=$(BUILD)/cuda/$(a)/gpu_%.cubin)))
 	@[ -n '$(NVCC)' ] || echo 'gpu-check: nvcc is not here: NVIDIA code is not checked'
 	@for a in $(if $(NVCC),$(CUDA_ARCH)); do echo "$$a:"; \
-	    awk '/Compiling entry/ {k = $$7} /Used/ {print k, $$0}' $(BUILD)/cuda/$$a.cubin.txt; \
-	    if grep -E 'warning|error|[1-9][0-9]* bytes spill' $(BUILD)/cuda/$$a.cubin.txt; then exit 1; fi; done
+	    awk '/Compiling entry/ {k = $$7} /Used/ {print k, $$0}' $(BUILD)/cuda/$$a/*.cubin.txt; \
+	    if grep -E 'warning|error|[1-9][0-9]* bytes spill' $(BUILD)/cuda/$$a/*.cubin.txt; then exit 1; fi; done

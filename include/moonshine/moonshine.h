@@ -62,6 +62,7 @@ typedef struct ms_engine_options {
     uint32_t read_depth;          /* expert reads in flight; 0: as many as staging buffers */
     uint32_t range_rows;          /* most rows of one layer-major pass; 0: min(context, 512) */
     uint32_t snapshots;           /* retained state copies that the plan counts */
+    uint64_t kept_state_bytes;    /* host memory that the caller will use for states it keeps; counted, not allocated */
     unsigned threads;             /* 0: all processors */
     uint64_t reserve_bytes;       /* memory to leave free; MS_DEFAULT_RESERVE: min(4 GiB, 10 % of the limit) */
     bool buffered_reads;          /* no O_DIRECT */

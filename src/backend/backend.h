@@ -19,7 +19,7 @@
 
 typedef enum ms_format { MS_FORMAT_F32, MS_FORMAT_BF16, MS_FORMAT_Q8 } ms_format;
 
-enum { MS_Q8_GROUP = 128, MS_MLA_BLOCK = 256 };
+enum { MS_Q8_GROUP = 128, MS_MLA_BLOCK = 256, MS_INSTALLS = 64 };
 
 /* A matrix [rows][cols] (or vector: rows == 1) in the backend's own layout. */
 typedef struct ms_weight {
@@ -183,8 +183,16 @@ struct ms_backend {
      * failure to MS_ERR_NUMERIC (naming the row) and gets ids 0..k-1 with weight 0. */
     void (*router_topk)(ms_backend *be, uint32_t *ids, float *weights, const float *x, uint32_t n, const ms_router *r);
 
-    /* Source bytes of an expert in staging (any misalignment) to a slot. */
+    /* Source bytes of an expert in staging (any misalignment) to a slot.  A bad scale is MS_ERR_FORMAT; the slot's
+     * bytes are then undefined.  Slots are used by installs, experts_run and the memory functions only. */
     ms_status (*install)(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, ms_error *err);
+    /* The same without waiting: what is called later and uses the slot comes after it.  install_end gives the result of
+     * a ticket, once; until then the staging bytes stay as they are.  At most MS_INSTALLS tickets are open, counted from
+     * the oldest open one.  install_begin may give the result itself: after a failure there is no ticket. */
+    ms_status (*install_begin)(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, uint32_t *ticket,
+                               ms_error *err);
+    /* *done == false: not finished yet, ask again (never with `wait`). */
+    ms_status (*install_end)(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err);
     /* Prepares z [n][hidden] for experts_run calls until the next experts_begin. */
     void (*experts_begin)(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s);
     /* y [pairs][hidden]: pair results of the given batches. */

@@ -1,18 +1,20 @@
-/* expert_cache.c: slot tables, LRU order and two-phase admission (see expert_cache.h).
+/* expert_cache.c: slot tables, heat and two-phase admission (see expert_cache.h).
  *
- * One allocation holds everything: a table of slots (layer-major), the expert-to-slot map, one list head a
- * layer and the marks that find repeated ids.
+ * One allocation holds everything: a table of slots (layer-major), the heat of every expert, the expert-to-slot map, and
+ * the marks that find repeated ids.
  *
  * A slot is empty, valid or reserved.  Reserved: `incoming` is the expert to be installed, `expert` the old one
  * (MS_NO_SLOT: none), which stays in the map until the commit; the slot has exactly one lease, its plan's.
- * The list of a layer runs from cold to hot.  Empty slots that nobody has reserved form its cold end, so the
- * first slot without a lease is always the right victim; leased slots in front of it are few, since a lease
- * begins at the hot end.
+ *
+ * Nothing is halved: what a use is worth grows instead, which keeps all ratios and costs nothing for experts that are not
+ * named.  A layer whose numbers become large is scaled down, and what that rounds to 0 is as cold as can be.
+ * Slots are searched one by one: a layer has tens or hundreds, and a miss costs a read of megabytes.
  *
  * Threads: one.  Errors: MS_ERR_USAGE for calls that disagree with the tables, which then do not change.
  */
 #include "cache/expert_cache.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,28 +26,27 @@ typedef struct cache_slot {
     uint32_t expert;   /* whose bytes are here; CACHE_NONE: nobody's */
     uint32_t incoming; /* reserved for this expert; CACHE_NONE: not reserved */
     uint32_t leases;
-    uint32_t colder, hotter; /* list neighbours inside the layer; CACHE_NONE at the ends */
 } cache_slot;
 
-typedef struct cache_list {
-    uint32_t coldest, hottest;
-} cache_list;
+#define CACHE_LARGE 0x1p400 /* far from overflow whatever one plan adds */
+enum { CACHE_HALVINGS = 300 }; /* most of one plan: enough to forget what was before it */
 
 struct ms_expert_cache {
     uint32_t layers, experts, slots;
     uint64_t leased; /* leases in all layers */
     uint32_t stamp;  /* current mark */
     ms_cache_stats stats;
+    double *heat;      /* [layers][experts] */
+    double *worth;     /* [layers]: what a use adds now */
     cache_slot *slot;  /* [layers][slots] */
     uint32_t *slot_of; /* [layers][experts]: the slot whose expert or incoming this is, or CACHE_NONE */
     uint32_t *mark;    /* [experts]: == stamp when already named in the plan at hand */
-    cache_list *list;  /* [layers] */
 };
 
 /* ------------------------------------------------------------------ creation */
 
 static bool table_bytes(uint64_t layers, uint64_t experts, uint64_t slots, uint64_t *out) {
-    uint64_t per_layer = slots * sizeof(cache_slot) + experts * sizeof(uint32_t) + sizeof(cache_list);
+    uint64_t per_layer = slots * sizeof(cache_slot) + experts * (sizeof(double) + sizeof(uint32_t)) + sizeof(double);
     uint64_t all;
     return ms_mul_u64(per_layer, layers, &all) && ms_add_u64(all, experts * sizeof(uint32_t), &all) &&
            ms_add_u64(all, sizeof(ms_expert_cache), out) && *out <= SIZE_MAX / 2;
@@ -65,17 +66,13 @@ static uint32_t *layer_map(const ms_expert_cache *c, uint32_t layer) {
 }
 
 static void reset(ms_expert_cache *c) {
-    for (uint32_t layer = 0; layer < c->layers; layer++) {
-        cache_slot *slot = layer_slots(c, layer);
-        uint32_t *map = layer_map(c, layer);
-        for (uint32_t e = 0; e < c->experts; e++) map[e] = CACHE_NONE;
-        for (uint32_t s = 0; s < c->slots; s++) {
-            slot[s] = (cache_slot){.expert = CACHE_NONE, .incoming = CACHE_NONE, .colder = s ? s - 1 : CACHE_NONE,
-                                   .hotter = s + 1 < c->slots ? s + 1 : CACHE_NONE};
-        }
-        c->list[layer].coldest = c->slots ? 0 : CACHE_NONE;
-        c->list[layer].hottest = c->slots ? c->slots - 1 : CACHE_NONE;
+    size_t experts = (size_t)c->layers * c->experts, slots = (size_t)c->layers * c->slots;
+    for (size_t i = 0; i < experts; i++) {
+        c->slot_of[i] = CACHE_NONE;
+        c->heat[i] = 0;
     }
+    for (size_t i = 0; i < slots; i++) c->slot[i] = (cache_slot){.expert = CACHE_NONE, .incoming = CACHE_NONE};
+    for (uint32_t layer = 0; layer < c->layers; layer++) c->worth[layer] = 1;
 }
 
 ms_status ms_cache_create(ms_expert_cache **out, uint32_t layers, uint32_t experts, uint32_t slots, ms_error *err) {
@@ -97,10 +94,11 @@ ms_status ms_cache_create(ms_expert_cache **out, uint32_t layers, uint32_t exper
     c->layers = layers;
     c->experts = experts;
     c->slots = slots;
-    /* All parts need 4-byte alignment only. */
-    c->slot = (cache_slot *)(c + 1);
-    c->list = (cache_list *)(c->slot + (size_t)layers * slots);
-    c->slot_of = (uint32_t *)(c->list + layers);
+    /* The widest first: the others need 4-byte alignment only. */
+    c->heat = (double *)(c + 1);
+    c->worth = c->heat + (size_t)layers * experts;
+    c->slot = (cache_slot *)(c->worth + layers);
+    c->slot_of = (uint32_t *)(c->slot + (size_t)layers * slots);
     c->mark = c->slot_of + (size_t)layers * experts;
     reset(c);
     *out = c;
@@ -108,46 +106,6 @@ ms_status ms_cache_create(ms_expert_cache **out, uint32_t layers, uint32_t exper
 }
 
 void ms_cache_destroy(ms_expert_cache *c) { free(c); }
-
-/* ------------------------------------------------------------------ the list */
-
-static void unlink_slot(cache_list *list, cache_slot *slot, uint32_t s) {
-    uint32_t colder = slot[s].colder, hotter = slot[s].hotter;
-    if (colder == CACHE_NONE) list->coldest = hotter;
-    else slot[colder].hotter = hotter;
-    if (hotter == CACHE_NONE) list->hottest = colder;
-    else slot[hotter].colder = colder;
-}
-
-/* Puts s right on the hot side of `below` (CACHE_NONE: at the cold end). */
-static void link_above(cache_list *list, cache_slot *slot, uint32_t s, uint32_t below) {
-    uint32_t above = below == CACHE_NONE ? list->coldest : slot[below].hotter;
-    slot[s].colder = below;
-    slot[s].hotter = above;
-    if (below == CACHE_NONE) list->coldest = s;
-    else slot[below].hotter = s;
-    if (above == CACHE_NONE) list->hottest = s;
-    else slot[above].colder = s;
-}
-
-static void make_hottest(cache_list *list, cache_slot *slot, uint32_t s) {
-    if (list->hottest == s) return;
-    unlink_slot(list, slot, s);
-    link_above(list, slot, s, list->hottest);
-}
-
-/* Next to be replaced: the cold end, behind the empty slots unless it is one. */
-static void make_coldest(cache_list *list, cache_slot *slot, uint32_t s) {
-    uint32_t below = CACHE_NONE, next;
-    unlink_slot(list, slot, s);
-    if (slot[s].expert != CACHE_NONE) {
-        for (next = list->coldest; next != CACHE_NONE; next = slot[next].hotter) {
-            if (slot[next].expert != CACHE_NONE || slot[next].incoming != CACHE_NONE) break;
-            below = next;
-        }
-    }
-    link_above(list, slot, s, below);
-}
 
 /* ------------------------------------------------------------------ planning */
 
@@ -173,27 +131,56 @@ static ms_status check_ids(ms_expert_cache *c, const uint32_t *ids, uint32_t cou
     return MS_OK;
 }
 
+/* ------------------------------------------------------------------ heat */
+
+/* All uses of one plan count as happening now: what a range of rows used most stays for the tokens behind it. */
+static void warm(ms_expert_cache *c, uint32_t layer, const uint32_t *ids, const uint32_t *uses, uint32_t count) {
+    double *heat = c->heat + (size_t)layer * c->experts, *worth = &c->worth[layer], sum = 0;
+    if (c->slots == 0) return; /* nothing to choose */
+    for (uint32_t i = 0; i < count; i++) sum += uses ? uses[i] : 1;
+    double halvings = sum / ((double)MS_CACHE_HALF_LIFE * c->slots);
+    *worth *= exp2(halvings < CACHE_HALVINGS ? halvings : CACHE_HALVINGS);
+    for (uint32_t i = 0; i < count; i++) heat[ids[i]] += (uses ? uses[i] : 1) * *worth;
+    if (*worth < CACHE_LARGE) return;
+    for (uint32_t e = 0; e < c->experts; e++) heat[e] /= CACHE_LARGE;
+    *worth /= CACHE_LARGE;
+}
+
+/* Empty slots are colder than any expert.  CACHE_NONE: all are leased. */
+static uint32_t coldest_slot(const ms_expert_cache *c, uint32_t layer) {
+    const cache_slot *slot = layer_slots(c, layer);
+    const double *heat = c->heat + (size_t)layer * c->experts;
+    uint32_t best = CACHE_NONE;
+    double least = INFINITY;
+    for (uint32_t s = 0; s < c->slots; s++) {
+        if (slot[s].leases > 0) continue;
+        double h = slot[s].expert == CACHE_NONE ? -1 : heat[slot[s].expert];
+        if (h >= least) continue;
+        best = s;
+        least = h;
+    }
+    return best;
+}
+
+/* A miss that has no slot yet; CACHE_NONE: there is none. */
+static uint32_t warmest_miss(const ms_expert_cache *c, uint32_t layer, const ms_want *wants, uint32_t count) {
+    const double *heat = c->heat + (size_t)layer * c->experts;
+    uint32_t best = CACHE_NONE;
+    for (uint32_t i = 0; i < count; i++) {
+        if (wants[i].kind != MS_WANT_FILL || wants[i].slot != MS_NO_SLOT) continue;
+        if (best == CACHE_NONE || heat[wants[i].expert] > heat[wants[best].expert]) best = i;
+    }
+    return best;
+}
+
 static void lease(ms_expert_cache *c, uint32_t layer, uint32_t s) {
-    cache_slot *slot = layer_slots(c, layer);
-    slot[s].leases++;
+    layer_slots(c, layer)[s].leases++;
     c->leased++;
-    make_hottest(&c->list[layer], slot, s);
 }
 
-/* The coldest slot without a lease.  *from is where to go on looking: inside one plan everything colder is leased. */
-static uint32_t find_victim(const cache_slot *slot, uint32_t *from) {
-    while (*from != CACHE_NONE && slot[*from].leases > 0) *from = slot[*from].hotter;
-    uint32_t victim = *from;
-    if (victim != CACHE_NONE) *from = slot[victim].hotter;
-    return victim;
-}
-
-ms_status ms_cache_plan(ms_expert_cache *c, uint32_t layer, const uint32_t *ids, uint32_t count, ms_want *wants,
-                        ms_error *err) {
-    MS_TRY(check_layer(c, layer, err));
-    MS_TRY(check_ids(c, ids, count, err));
-    cache_slot *slot = layer_slots(c, layer);
-    uint32_t *map = layer_map(c, layer);
+static void find_hits(ms_expert_cache *c, uint32_t layer, const uint32_t *ids, uint32_t count, ms_want *wants) {
+    const cache_slot *slot = layer_slots(c, layer);
+    const uint32_t *map = layer_map(c, layer);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t s = map[ids[i]];
         wants[i] = (ms_want){.expert = ids[i], .kind = MS_WANT_FILL, .slot = MS_NO_SLOT};
@@ -205,21 +192,32 @@ ms_status ms_cache_plan(ms_expert_cache *c, uint32_t layer, const uint32_t *ids,
         wants[i].kind = MS_WANT_HIT;
         wants[i].slot = s;
         lease(c, layer, s);
-        c->stats.hits++;
     }
-    uint32_t from = c->list[layer].coldest;
+}
+
+static void reserve_slots(ms_expert_cache *c, uint32_t layer, uint32_t count, ms_want *wants) {
+    for (;;) {
+        uint32_t i = warmest_miss(c, layer, wants, count), s = i == CACHE_NONE ? CACHE_NONE : coldest_slot(c, layer);
+        if (s == CACHE_NONE) return;
+        wants[i].slot = s;
+        layer_slots(c, layer)[s].incoming = wants[i].expert;
+        layer_map(c, layer)[wants[i].expert] = s;
+        lease(c, layer, s);
+    }
+}
+
+ms_status ms_cache_plan(ms_expert_cache *c, uint32_t layer, const uint32_t *ids, const uint32_t *uses, uint32_t count,
+                        ms_want *wants, ms_error *err) {
+    MS_TRY(check_layer(c, layer, err));
+    MS_TRY(check_ids(c, ids, count, err));
+    warm(c, layer, ids, uses, count);
+    find_hits(c, layer, ids, count, wants);
+    reserve_slots(c, layer, count, wants);
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t s = wants[i].kind == MS_WANT_FILL ? find_victim(slot, &from) : CACHE_NONE;
-        if (s != CACHE_NONE) {
-            wants[i].slot = s;
-            slot[s].incoming = ids[i];
-            map[ids[i]] = s;
-            lease(c, layer, s);
-            c->stats.fills++;
-        } else if (wants[i].kind != MS_WANT_HIT) {
-            wants[i].kind = MS_WANT_STREAM;
-            c->stats.streams++;
-        }
+        if (wants[i].slot == MS_NO_SLOT) wants[i].kind = MS_WANT_STREAM;
+        c->stats.hits += wants[i].kind == MS_WANT_HIT;
+        c->stats.fills += wants[i].kind == MS_WANT_FILL;
+        c->stats.streams += wants[i].kind == MS_WANT_STREAM;
     }
     c->stats.accesses += count;
     return MS_OK;
@@ -269,7 +267,6 @@ ms_status ms_cache_abort(ms_expert_cache *c, uint32_t layer, const ms_want *want
         slot->expert = CACHE_NONE;
         c->stats.evictions++;
     }
-    make_coldest(&c->list[layer], layer_slots(c, layer), want->slot);
     return MS_OK;
 }
 
@@ -309,21 +306,12 @@ static ms_status broken(ms_error *err, uint32_t layer, uint32_t at, const char *
     return ms_fail(err, MS_ERR_INTERNAL, "expert cache: layer %u, entry %u: %s", layer, at, what);
 }
 
-/* The list names each slot once, both ways, empty ones first. */
-static ms_status check_list(const ms_expert_cache *c, uint32_t layer, ms_error *err) {
-    const cache_slot *slot = layer_slots(c, layer);
-    uint32_t n = 0, below = CACHE_NONE;
-    bool past_empty = false;
-    for (uint32_t s = c->list[layer].coldest; s != CACHE_NONE; below = s, s = slot[s].hotter) {
-        /* As many steps as slots and right back links leave no room for a repeated one. */
-        if (s >= c->slots || n++ >= c->slots) return broken(err, layer, s, "list is longer than the slots");
-        if (slot[s].colder != below) return broken(err, layer, s, "list links disagree");
-        bool empty = slot[s].expert == CACHE_NONE && slot[s].incoming == CACHE_NONE;
-        if (empty && past_empty) return broken(err, layer, s, "an empty slot is not at the cold end");
-        past_empty = !empty;
+static ms_status check_heat(const ms_expert_cache *c, uint32_t layer, ms_error *err) {
+    for (uint32_t e = 0; e < c->experts; e++) {
+        double heat = c->heat[(size_t)layer * c->experts + e];
+        if (!(heat >= 0 && heat < INFINITY)) return broken(err, layer, e, "heat is not a number");
     }
-    if (n != c->slots || c->list[layer].hottest != below) return broken(err, layer, n, "list misses slots");
-    return MS_OK;
+    return c->worth[layer] > 0 && c->worth[layer] < INFINITY ? MS_OK : broken(err, layer, 0, "a use is worth nothing");
 }
 
 static ms_status check_tables(const ms_expert_cache *c, uint32_t layer, uint64_t *leases, ms_error *err) {
@@ -353,7 +341,7 @@ static ms_status check_tables(const ms_expert_cache *c, uint32_t layer, uint64_t
 ms_status ms_cache_check(const ms_expert_cache *c, ms_error *err) {
     uint64_t leases = 0;
     for (uint32_t layer = 0; layer < c->layers; layer++) {
-        MS_TRY(check_list(c, layer, err));
+        MS_TRY(check_heat(c, layer, err));
         MS_TRY(check_tables(c, layer, &leases, err));
     }
     if (leases != c->leased) return broken(err, c->layers, 0, "lease counts disagree");

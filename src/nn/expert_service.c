@@ -4,6 +4,13 @@
 
 #include "base/bytes.h"
 
+/* An expert on its way from staging into its slot. */
+typedef struct installing {
+    uint32_t index;  /* of its want */
+    uint32_t ticket; /* of the backend */
+    unsigned buffer; /* held until the install has ended */
+} installing;
+
 struct ms_expert_service {
     ms_backend *backend;
     const ms_expert_table *table;
@@ -26,6 +33,9 @@ struct ms_expert_service {
     ms_want *wants;              /* [experts] */
     bool *committed;             /* [experts]: a fill whose bytes are in its slot */
     ms_read_request *reads;      /* [experts] */
+    installing installs[MS_INSTALLS]; /* a ring */
+    uint32_t first_install, install_count;
+    uint32_t next_scratch;
 };
 
 static uint32_t scratch_slots(const ms_expert_table *t, const ms_expert_service_options *o) {
@@ -143,12 +153,12 @@ static int by_place(const void *a, const void *b) {
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count,
-                            ms_error *err) {
+ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, const uint32_t *uses,
+                            uint32_t count, ms_error *err) {
     if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is already open");
     if (moe_layer >= s->table->layer_count || count > s->table->expert_count)
         return ms_fail(err, MS_ERR_INTERNAL, "expert request for layer %u, %u experts is out of range", moe_layer, count);
-    MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, count, s->wants, err));
+    MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, uses, count, s->wants, err));
     s->open = true;
     s->hits_given = false;
     s->layer = moe_layer;
@@ -182,9 +192,46 @@ static ms_status fail_context(const ms_expert_service *s, uint32_t expert, ms_er
     return ms_error_context(err, "layer %u, expert %u", s->table->layers[s->layer], expert);
 }
 
-/* Moves one landed expert out of staging; gives its buffer back. */
-static ms_status take(ms_expert_service *s, const ms_read_done *done, uint8_t *scratch, ms_expert_ready *ready,
-                      ms_error *err) {
+/* The end of an install: the expert is in its slot, or the slot is damaged. */
+static ms_status finish(ms_expert_service *s, uint32_t index, ms_status st, ms_error *err) {
+    ms_want *w = &s->wants[index];
+    bool fill = w->kind == MS_WANT_FILL;
+    if (st == MS_OK) {
+        if (!fill) return MS_OK;
+        MS_TRY(ms_cache_commit(s->cache, s->layer, w, err));
+        s->committed[index] = true;
+        return MS_OK;
+    }
+    const ms_expert_extent *x = &s->table->extents[(size_t)s->layer * s->table->expert_count + w->expert];
+    ms_error_context(err, "%s", ms_checkpoint_shard_path(s->checkpoint, x->shard));
+    fail_context(s, w->expert, err);
+    if (fill) {
+        (void)ms_cache_abort(s->cache, s->layer, w, true, NULL);
+        w->kind = MS_WANT_STREAM; /* holds no slot any more */
+        w->slot = MS_NO_SLOT;
+    }
+    return st;
+}
+
+/* Ends the oldest install, or leaves it when it is still at work and `wait` is false; *ended tells which. */
+static ms_status end_install(ms_expert_service *s, bool wait, bool *ended, ms_error *err) {
+    const installing *in = &s->installs[s->first_install];
+    ms_status st = s->backend->install_end(s->backend, in->ticket, wait, ended, err);
+    if (!*ended) return MS_OK;
+    s->first_install = (s->first_install + 1) % MS_INSTALLS;
+    s->install_count--;
+    ms_reader_release(s->reader, in->buffer);
+    return finish(s, in->index, st, err);
+}
+
+/* Ends what has ended, and as many as it takes to leave at most `most` at work. */
+static ms_status end_installs(ms_expert_service *s, uint32_t most, ms_error *err) {
+    for (bool ended = true; ended && s->install_count;) MS_TRY(end_install(s, s->install_count > most, &ended, err));
+    return MS_OK;
+}
+
+/* Begins to move one landed expert out of staging. */
+static ms_status take(ms_expert_service *s, const ms_read_done *done, ms_expert_ready *ready, ms_error *err) {
     uint32_t i = (uint32_t)done->tag;
     ms_want *w = &s->wants[i];
     if (done->status != MS_OK) {
@@ -193,25 +240,16 @@ static ms_status take(ms_expert_service *s, const ms_read_done *done, uint8_t *s
         fail_context(s, w->expert, err);
         return done->status;
     }
-    bool fill = w->kind == MS_WANT_FILL;
-    uint8_t *slot = fill ? slot_address(s, w->slot) : scratch;
-    ms_status st = s->backend->install(s->backend, slot, done->data, s->options.shape, err);
-    ms_reader_release(s->reader, done->buffer);
+    uint8_t *slot = w->kind == MS_WANT_FILL ? slot_address(s, w->slot) : s->scratch + s->next_scratch * s->expert_bytes;
+    uint32_t ticket;
+    ms_status st = s->backend->install_begin(s->backend, slot, done->data, s->options.shape, &ticket, err);
     if (st != MS_OK) {
-        const ms_expert_extent *x = &s->table->extents[(size_t)s->layer * s->table->expert_count + w->expert];
-        ms_error_context(err, "%s", ms_checkpoint_shard_path(s->checkpoint, x->shard));
-        fail_context(s, w->expert, err);
-        if (fill) {
-            (void)ms_cache_abort(s->cache, s->layer, w, true, NULL);
-            w->kind = MS_WANT_STREAM; /* holds no slot any more */
-            w->slot = MS_NO_SLOT;
-        }
-        return st;
+        ms_reader_release(s->reader, done->buffer);
+        return finish(s, i, st, err);
     }
-    if (fill) {
-        MS_TRY(ms_cache_commit(s->cache, s->layer, w, err));
-        s->committed[i] = true;
-    }
+    s->installs[(s->first_install + s->install_count) % MS_INSTALLS] = (installing){i, ticket, done->buffer};
+    s->install_count++;
+    if (w->kind != MS_WANT_FILL) s->next_scratch = (s->next_scratch + 1) % MS_SCRATCH_SLOTS;
     *ready = (ms_expert_ready){.index = i, .slot = slot};
     s->left--;
     return MS_OK;
@@ -227,25 +265,28 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
                 ready[(*count)++] = (ms_expert_ready){.index = i, .slot = slot_address(s, s->wants[i].slot)};
         if (*count) return MS_OK;
     }
-    /* Wait for one, then take what has landed beside it. */
-    for (bool got = true; s->left && got && *count < MS_SCRATCH_SLOTS;) {
+    /* Wait for one, then take what has landed beside it.  A buffer must be free to read into; and where products run
+     * later, half of the scratch slots can be filled while the other half is in use. */
+    uint32_t buffers = s->options.staging < MS_INSTALLS ? s->options.staging : MS_INSTALLS;
+    uint32_t most = s->backend->deferred ? MS_SCRATCH_SLOTS / 2 : MS_SCRATCH_SLOTS;
+    for (bool got = true; s->left && *count < most;) {
         ms_read_done done;
+        MS_TRY(end_installs(s, buffers - 1, err));
         if (*count == 0)
             MS_TRY(ms_reader_next(s->reader, &done, err));
         else
             MS_TRY(ms_reader_poll(s->reader, &done, &got, err));
         if (!got) break;
-        /* without scratch every expert has a slot and no want is streamed */
-        uint8_t *scratch = s->scratch ? s->scratch + *count * s->expert_bytes : NULL;
-        MS_TRY(take(s, &done, scratch, &ready[*count], err));
+        MS_TRY(take(s, &done, &ready[*count], err));
         (*count)++;
     }
-    return MS_OK;
+    return end_installs(s, *count ? buffers - 1 : 0, err);
 }
 
 void ms_expert_end(ms_expert_service *s) {
     if (!s->open) return;
     ms_reader_cancel_all(s->reader);
+    for (bool ended; s->install_count;) (void)end_install(s, true, &ended, NULL);
     for (uint32_t i = 0; i < s->count; i++) {
         const ms_want *w = &s->wants[i];
         if (w->kind == MS_WANT_STREAM) continue;

@@ -1,13 +1,15 @@
 /* expert_service.h: experts by (layer, id): cache, reader and install behind one call.
  *
  * A request names the experts one layer needs.  Hits can be used at once; misses are read in physical order into staging, and each is
- * installed into its cache slot, or into a scratch slot when the cache has no room, as it lands.
+ * installed into its cache slot, or into a scratch slot when the cache has no room, as it lands.  Where the backend installs beside
+ * other work, reads, installs and products overlap; a staging buffer is read into again when its install has ended.
  *
  * Owns: slots, staging, reader, cache tables.  Does not own: backend, expert table.
  * Threads: the inference thread.
  * Invariants: at most one request is open; a slot handed out stays valid until the request ends, a scratch slot until the next
- *   ms_expert_next of the same request.
+ *   ms_expert_next of the same request; what a backend was asked to do with it before that is done right.
  * Errors: a failed read ends the request: nothing read is lost, reserved slots keep their old experts; the next request works.
+ *   A bad expert may be found after it was handed out, but before ms_expert_next says that all have been given.
  */
 #ifndef MS_NN_EXPERT_SERVICE_H
 #define MS_NN_EXPERT_SERVICE_H
@@ -40,8 +42,10 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
                                    const ms_expert_service_options *options, ms_error *err);
 void ms_expert_service_destroy(ms_expert_service *s);
 
-/* Starts a request for distinct experts of routed layer index `moe_layer` (0-based among routed layers) and submits its reads. */
-ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count, ms_error *err);
+/* Starts a request for distinct experts of routed layer index `moe_layer` (0-based among routed layers) and submits its reads.
+ * uses: rows of each, for the cache; NULL: one each. */
+ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, const uint32_t *uses,
+                            uint32_t count, ms_error *err);
 
 typedef struct ms_expert_ready {
     uint32_t index;   /* into the request's experts */

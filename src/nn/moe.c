@@ -9,6 +9,7 @@ typedef struct groups {
     uint32_t *row;    /* [rows * k] */
     uint32_t *pair;   /* [rows * k] */
     uint32_t *unique; /* [experts]: the union, ascending */
+    uint32_t *uses;   /* [experts]: rows of each */
     ms_expert_ready *ready;   /* [experts] */
     ms_expert_batch *batches; /* [experts] */
     uint32_t unique_count;
@@ -17,7 +18,7 @@ typedef struct groups {
 size_t ms_moe_host_bytes(uint32_t rows, uint32_t top_k, uint32_t experts) {
     size_t pairs = (size_t)rows * top_k;
     return experts * (sizeof(ms_expert_ready) + sizeof(ms_expert_batch)) +
-           (3 * pairs + 2 * (size_t)experts + 1) * sizeof(uint32_t);
+           (3 * pairs + 3 * (size_t)experts + 1) * sizeof(uint32_t);
 }
 
 static groups lay_out(void *host, uint32_t rows, uint32_t k, uint32_t experts) {
@@ -30,7 +31,8 @@ static groups lay_out(void *host, uint32_t rows, uint32_t k, uint32_t experts) {
     g.row = g.ids + pairs;
     g.pair = g.row + pairs;
     g.unique = g.pair + pairs;
-    g.first = g.unique + experts;
+    g.uses = g.unique + experts;
+    g.first = g.uses + experts;
     return g;
 }
 
@@ -46,7 +48,10 @@ static ms_status group_rows(groups *g, uint32_t n, uint32_t k, uint32_t experts,
     }
     g->unique_count = 0;
     for (uint32_t e = 0; e < experts; e++) {
-        if (g->first[e + 1]) g->unique[g->unique_count++] = e;
+        if (g->first[e + 1]) {
+            g->uses[g->unique_count] = g->first[e + 1];
+            g->unique[g->unique_count++] = e;
+        }
         g->first[e + 1] += g->first[e];
     }
     for (uint32_t p = 0; p < pairs; p++) {
@@ -103,7 +108,7 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
     }
     if (host_ids) *host_ids = g.ids;
 
-    MS_TRY(ms_expert_request(service, moe_layer, g.unique, g.unique_count, err));
+    MS_TRY(ms_expert_request(service, moe_layer, g.unique, g.uses, g.unique_count, err));
     if (!be->deferred) run_shared(be, moe, buf, x, n);
     st = run_experts(be, service, moe, buf->pairs, &g, err);
     ms_expert_end(service);

@@ -14,10 +14,11 @@ static void say(void *arg, const char *text) {
 static double gib(uint64_t bytes) { return (double)bytes / (double)(1ull << 30); }
 
 static ms_status refuse_device(const ms_plan *p, ms_error *err) {
-    return ms_fail(err, MS_ERR_NO_FIT,
-                   "does not fit the device: needs %.3f GiB of its memory and a reserve of %.3f GiB, %.3f GiB are free; fewer "
-                   "--experts, a smaller --context or --range make it smaller",
-                   gib(p->device_total_bytes), gib(p->device_reserve_bytes), gib(p->device_available_bytes));
+    return ms_fail(
+        err, MS_ERR_NO_FIT,
+        "does not fit the device: needs %.3f GiB of its memory and a reserve of %.3f GiB, %.3f GiB are free; fewer "
+        "--experts, a smaller --context or --range make it smaller",
+        gib(p->device_total_bytes), gib(p->device_reserve_bytes), gib(p->device_available_bytes));
 }
 
 static uint64_t host_bytes(const ms_plan *p, const char *group) {
@@ -31,13 +32,15 @@ static ms_status refuse(const ms_plan *p, ms_error *err) {
     if (p->has_device && (p->device_available_bytes < p->device_reserve_bytes ||
                           p->device_total_bytes > p->device_available_bytes - p->device_reserve_bytes))
         return refuse_device(p, err);
-    return ms_fail(err, MS_ERR_NO_FIT,
-                   "does not fit: needs %.3f GiB (static %.3f, cache %.3f, state %.3f, staging %.3f, workspace %.3f, process %.3f) "
-                   "and a reserve of %.3f GiB, %.3f GiB are available; fewer --experts, a smaller --context or --range, or a "
-                   "smaller --reserve make it smaller",
-                   gib(p->total_bytes), gib(host_bytes(p, "static")), gib(host_bytes(p, "cache")),
-                   gib(host_bytes(p, "state")), gib(host_bytes(p, "staging")), gib(host_bytes(p, "workspace")),
-                   gib(host_bytes(p, "process")), gib(p->reserve_bytes), gib(p->available_bytes));
+    return ms_fail(
+        err, MS_ERR_NO_FIT,
+        "does not fit: needs %.3f GiB (static %.3f, cache %.3f, state %.3f, staging %.3f, workspace %.3f, process "
+        "%.3f) "
+        "and a reserve of %.3f GiB, %.3f GiB are available; fewer --experts, a smaller --context or --range, or a "
+        "smaller --reserve make it smaller",
+        gib(p->total_bytes), gib(host_bytes(p, "static")), gib(host_bytes(p, "cache")), gib(host_bytes(p, "state")),
+        gib(host_bytes(p, "staging")), gib(host_bytes(p, "workspace")), gib(host_bytes(p, "process")),
+        gib(p->reserve_bytes), gib(p->available_bytes));
 }
 
 static ms_status reserve_scratch(ms_engine *e, ms_error *err) {

@@ -5,15 +5,16 @@
 
 #include "base/bytes.h"
 
-/* One piece of a matrix on its way from file to device: large enough for the disk.  It is gone before the expert service
- * and the sessions get their memory, which is more than this, so that the plan's total stays the peak. */
+/* One piece of a matrix on its way from file to device: large enough for the disk.  It is gone before the expert
+ * service and the sessions get their memory, which is more than this, so that the plan's total stays the peak. */
 enum { PIECE_BYTES = 4 << 20 };
 
 static ms_format source_format(const ms_tensor *t) { return t->dtype == MS_DTYPE_F32 ? MS_FORMAT_F32 : MS_FORMAT_BF16; }
 
 static const ms_tensor *find(const ms_checkpoint *c, const char *name, ms_error *err) {
     const ms_tensor *t = ms_checkpoint_find(c, name);
-    if (!t) ms_fail(err, MS_ERR_FORMAT, "tensor %s is missing", name);
+    if (!t)
+        ms_fail(err, MS_ERR_FORMAT, "tensor %s is missing", name);
     else if (t->dtype != MS_DTYPE_F32 && t->dtype != MS_DTYPE_BF16) {
         ms_fail(err, MS_ERR_FORMAT, "tensor %s: expected BF16 or F32, found %s", name,
                 ms_dtype_name((ms_dtype)t->dtype));
@@ -106,7 +107,8 @@ static ms_status fill_rows(loading *l, const ms_tensor *t, ms_weight *w, ms_erro
 static ms_status load_item(loading *l, const ms_static_item *item, ms_weight *w, ms_error *err) {
     const ms_tensor *t = find(l->checkpoint, item->name, err);
     if (!t) return MS_ERR_FORMAT;
-    MS_TRY(l->backend->weight_create(l->backend, w, item->format, item->rows, ms_static_cols(l->checkpoint, item), err));
+    MS_TRY(
+        l->backend->weight_create(l->backend, w, item->format, item->rows, ms_static_cols(l->checkpoint, item), err));
     if (item->times[0]) {
         MS_TRY(fill_folded(l->backend, l->checkpoint, item, w, err));
         advance(l, t->bytes);

@@ -36,12 +36,14 @@ static ms_status resolve(const ms_model *m, const ms_engine_options *in, ms_engi
                        (unsigned long long)info->max_context);
     if (o->experts == MS_DEFAULT_EXPERTS) o->experts = (uint32_t)min_u64(DEFAULT_SLOTS, info->experts);
     if (o->experts > info->experts)
-        return ms_fail(err, MS_ERR_USAGE, "experts %u: expected 0 to %u, the experts of a layer", o->experts, info->experts);
+        return ms_fail(err, MS_ERR_USAGE, "experts %u: expected 0 to %u, the experts of a layer", o->experts,
+                       info->experts);
     if (o->staging == 0) o->staging = DEFAULT_STAGING;
     if (o->staging > 1024) return ms_fail(err, MS_ERR_USAGE, "staging %u: expected 1 to 1024", o->staging);
     if (o->read_depth == 0 || o->read_depth > o->staging) o->read_depth = o->staging;
     if (o->range_rows == 0) o->range_rows = DEFAULT_RANGE;
-    if (o->range_rows > MAX_RANGE) return ms_fail(err, MS_ERR_USAGE, "range %u: expected 1 to %d", o->range_rows, MAX_RANGE);
+    if (o->range_rows > MAX_RANGE)
+        return ms_fail(err, MS_ERR_USAGE, "range %u: expected 1 to %d", o->range_rows, MAX_RANGE);
     o->range_rows = (uint32_t)min_u64(o->range_rows, o->context);
     return MS_OK;
 }
@@ -94,8 +96,8 @@ static const char g_static[] = "static", g_cache[] = "cache", g_state[] = "state
                   g_workspace[] = "workspace", g_process[] = "process";
 
 static ms_status plan_statics(ledger *l, const ms_model *m, const ms_engine_options *o, ms_error *err) {
-    static const char *const names[] = {[MS_FORMAT_F32] = "f32 vectors", [MS_FORMAT_BF16] = "bf16 weights",
-                                        [MS_FORMAT_Q8] = "q8 weights"};
+    static const char *const names[] = {
+        [MS_FORMAT_F32] = "f32 vectors", [MS_FORMAT_BF16] = "bf16 weights", [MS_FORMAT_Q8] = "q8 weights"};
     ms_static_list list = {0};
     ms_status st = m->lane->statics(m->config, o->static_format, &list, err);
     for (size_t i = 0; i < list.count; i++)
@@ -118,6 +120,7 @@ static ms_status plan_state(ledger *l, const ms_model *m, const ms_engine_option
     free(parts);
     add(l, DEVICE, g_state, "pass in progress", fixed);
     add(l, DEVICE, g_state, "snapshots", product_or_max(fixed, o->snapshots));
+    add(l, HOST, g_state, "kept states", o->kept_state_bytes);
     add(l, HOST, g_state, "token history", o->context * sizeof(uint32_t));
     return MS_OK;
 }
@@ -127,7 +130,8 @@ uint32_t ms_plan_logit_rows(const ms_lane_info *info, const ms_engine_options *o
     return (uint32_t)min_u64(rows ? rows : 1, o->range_rows);
 }
 
-static ms_status plan_workspace(ledger *l, const ms_model *m, const ms_engine_options *o, ms_backend *be, ms_error *err) {
+static ms_status plan_workspace(ledger *l, const ms_model *m, const ms_engine_options *o, ms_backend *be,
+                                ms_error *err) {
     uint32_t n = m->lane->workspace(m->config, o->range_rows, NULL);
     ms_workspace_item *items = calloc(n ? n : 1, sizeof *items);
     if (!items) return ms_fail_memory(err, "workspace items", n * sizeof *items);
@@ -197,9 +201,8 @@ static ms_status judge(ms_plan *p, const ms_engine_options *o, ms_error *err) {
     ms_memory_limit limit;
     MS_TRY(ms_memory_limit_read(&limit, NULL, err));
     p->available_bytes = limit.limit_bytes;
-    p->reserve_bytes = o->reserve_bytes != MS_DEFAULT_RESERVE
-                           ? o->reserve_bytes
-                           : min_u64(4ull << 30, p->available_bytes / 10);
+    p->reserve_bytes =
+        o->reserve_bytes != MS_DEFAULT_RESERVE ? o->reserve_bytes : min_u64(4ull << 30, p->available_bytes / 10);
     p->fits = sum_or_max(p->total_bytes, p->reserve_bytes) <= p->available_bytes &&
               sum_or_max(p->device_total_bytes, p->device_reserve_bytes) <= p->device_available_bytes;
     return MS_OK;

@@ -1,7 +1,8 @@
 /* session.c: one causal timeline: creation, passes over token ranges, reset.
  *
- * A pass of n rows is a transaction: the lane writes the `next` copies and rows beyond the position, and only a pass that
- * ends well is committed.  So an error, or a cancel at a layer boundary, leaves the state of the last finished pass.
+ * A pass of n rows is a transaction: the lane writes the `next` copies and rows beyond the position, and only a pass
+ * that ends well is committed.  So an error, or a cancel at a layer boundary, leaves the state of the last finished
+ * pass.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -90,8 +91,10 @@ void ms_session_destroy(ms_session *s) {
     ms_state_destroy(&s->state);
     for (uint32_t i = 0; s->workspace && i < s->workspace_count; i++) {
         const ms_workspace_item *w = &s->workspace_items[i];
-        if (w->host) free(s->workspace[i]);
-        else if (s->workspace[i]) be->release(be, MS_MEM_DEVICE, s->workspace[i], (size_t)w->bytes);
+        if (w->host)
+            free(s->workspace[i]);
+        else if (s->workspace[i])
+            be->release(be, MS_MEM_DEVICE, s->workspace[i], (size_t)w->bytes);
     }
     uint64_t embed = (uint64_t)e->options.range_rows * e->model.info.hidden;
     uint64_t batch = (uint64_t)e->logit_rows * e->model.info.vocab;
@@ -163,7 +166,8 @@ static ms_status check_logits(const forwarding *f, uint32_t first_row, uint32_t 
     for (size_t i = 0; i < (size_t)rows * vocab; i++)
         if (!is_finite(logits[i]))
             return ms_fail(err, MS_ERR_NUMERIC, "logits of position %llu, id %zu: expected a finite value, found %g",
-                           (unsigned long long)(f->pass_position + first_row + i / vocab), i % vocab, (double)logits[i]);
+                           (unsigned long long)(f->pass_position + first_row + i / vocab), i % vocab,
+                           (double)logits[i]);
     return MS_OK;
 }
 
@@ -213,7 +217,7 @@ static ms_status pass(forwarding *f, const uint32_t *ids, uint32_t n, bool last,
     ms_status st = e->model.lane->forward(&run, err);
     if (st != MS_OK) {
         (void)e->backend->sync(e->backend, NULL); /* what was queued must not outlive this pass */
-        if (st == MS_ERR_NUMERIC) /* rows in the message count from here */
+        if (st == MS_ERR_NUMERIC)                 /* rows in the message count from here */
             ms_error_context(err, "tokens from position %llu", (unsigned long long)f->pass_position);
         return st;
     }
@@ -232,7 +236,8 @@ static ms_status check(const ms_session *s, const uint32_t *ids, size_t count, m
                        (unsigned long long)s->state.position, (unsigned long long)s->state.context);
     for (size_t i = 0; i < count; i++)
         if (ids[i] >= e->model.info.vocab)
-            return ms_fail(err, MS_ERR_USAGE, "token %zu: id %u is outside the vocabulary of %u", i, ids[i], e->model.info.vocab);
+            return ms_fail(err, MS_ERR_USAGE, "token %zu: id %u is outside the vocabulary of %u", i, ids[i],
+                           e->model.info.vocab);
     return MS_OK;
 }
 
@@ -260,11 +265,7 @@ const float *ms_session_logits(const ms_session *s) { return s->has_logits ? s->
 uint64_t ms_session_position(const ms_session *s) { return s->state.position; }
 const uint32_t *ms_session_tokens(const ms_session *s) { return s->tokens; }
 
-void ms_session_reset(ms_session *s) {
-    ms_state_reset(&s->state);
-    s->timeline++;
-    s->has_logits = false;
-}
+void ms_session_reset(ms_session *s) { ms_session_clear(s); }
 
 void ms_session_cancel(ms_session *s) { atomic_store_explicit(&s->cancel, true, memory_order_relaxed); }
 void ms_session_clear_cancel(ms_session *s) { atomic_store_explicit(&s->cancel, false, memory_order_relaxed); }

@@ -33,6 +33,9 @@ struct ms_session {
 /* Identity of what a state file or snapshot belongs to: lane name, layout digest, part kinds and sizes, precision, static format. */
 uint64_t ms_session_identity(const ms_session *s);
 
+/* Position 0, fixed parts zero, no logits; no older snapshot fits any more. */
+void ms_session_clear(ms_session *s);
+
 /* Destroying a session: its living snapshots stay allocated until their own destroy, but can no longer be restored. */
 void ms_session_detach_snapshots(ms_session *s);
 

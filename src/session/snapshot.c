@@ -169,6 +169,12 @@ static void leave_timeline(ms_session *s, uint64_t position) {
     }
 }
 
+void ms_session_clear(ms_session *s) {
+    ms_state_reset(&s->state);
+    s->timeline++;
+    s->has_logits = false;
+}
+
 ms_status ms_session_restore(ms_session *s, const ms_snapshot *snap, ms_error *err) {
     if (snap->session != s) return ms_fail(err, MS_ERR_USAGE, "snapshot: it belongs to another session");
     if (snap->timeline != s->timeline) {

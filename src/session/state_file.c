@@ -3,6 +3,8 @@
  * Every header field has exactly one acceptable value for a given session and position: import builds the header that
  * the session itself would write at the file's position and compares.
  *
+ * A state image (state_image.h) is the same bytes in memory.
+ *
  * Import reads through one descriptor, twice.  The first pass checks the payload CRC and keeps the token ids; nothing
  * of the session is touched.  The second loads fixed parts into the copies in progress and rows into place, and
  * computes the CRC of what was loaded: a file that changed in between is noticed.  If rows had been overwritten by then
@@ -13,6 +15,7 @@
  *   MS_ERR_MEMORY, the backend's.  Messages name the file.
  */
 #include "session/session_internal.h"
+#include "session/state_image.h"
 
 #include "base/bytes.h"
 #include "base/crc64.h"
@@ -266,45 +269,66 @@ static ms_status check_sizes(const char *path, const state_header *want, const s
 
 /* ------------------------------------------------------------------ export */
 
-static ms_status write_piece(ms_file_writer *w, state_header *h, const void *data, size_t n, ms_error *err) {
-    h->payload_crc = ms_crc64(h->payload_crc, data, n);
-    return ms_file_writer_write(w, data, n, err);
+/* Where a state goes: a file, or memory of the whole length. */
+typedef struct state_output {
+    ms_file_writer *file; /* NULL: memory */
+    uint8_t *memory;
+    uint64_t used;  /* of memory */
+    uint8_t *piece; /* PIECE_BYTES of scratch */
+    state_header *header;
+} state_output;
+
+static ms_status write_piece(state_output *o, const void *data, size_t n, ms_error *err) {
+    o->header->payload_crc = ms_crc64(o->header->payload_crc, data, n);
+    if (o->file) return ms_file_writer_write(o->file, data, n, err);
+    memcpy(o->memory + o->used, data, n);
+    o->used += n;
+    return MS_OK;
 }
 
-static ms_status write_part(ms_file_writer *w, state_header *h, const ms_state *state, const ms_state_part *p,
-                            uint8_t *piece, ms_error *err) {
+static ms_status write_part(state_output *o, const ms_state *state, const ms_state_part *p, ms_error *err) {
     ms_backend *be = state->backend;
     uint64_t bytes = ms_state_part_bytes(state, p);
     for (uint64_t at = 0; at < bytes; at += PIECE_BYTES) {
         size_t n = bytes - at < PIECE_BYTES ? (size_t)(bytes - at) : PIECE_BYTES;
-        be->download(be, piece, p->current + at, n);
+        be->download(be, o->piece, p->current + at, n);
         MS_TRY(be->sync(be, err));
-        MS_TRY(write_piece(w, h, piece, n, err));
+        MS_TRY(write_piece(o, o->piece, n, err));
     }
     return MS_OK;
 }
 
-static ms_status write_tokens(ms_file_writer *w, state_header *h, const uint32_t *tokens, uint8_t *piece,
-                              ms_error *err) {
+static ms_status write_tokens(state_output *o, const uint32_t *tokens, ms_error *err) {
     const size_t most = PIECE_BYTES / TOKEN_BYTES;
-    for (uint64_t at = 0; at < h->position; at += most) {
-        size_t n = h->position - at < most ? (size_t)(h->position - at) : most;
-        for (size_t i = 0; i < n; i++) ms_put_le32(piece + i * TOKEN_BYTES, tokens[at + i]);
-        MS_TRY(write_piece(w, h, piece, n * TOKEN_BYTES, err));
+    for (uint64_t at = 0; at < o->header->position; at += most) {
+        size_t n = o->header->position - at < most ? (size_t)(o->header->position - at) : most;
+        for (size_t i = 0; i < n; i++) ms_put_le32(o->piece + i * TOKEN_BYTES, tokens[at + i]);
+        MS_TRY(write_piece(o, o->piece, n * TOKEN_BYTES, err));
     }
     return MS_OK;
+}
+
+/* The payload; the header is complete afterwards. */
+static ms_status write_payload(state_output *o, const ms_session *s, ms_error *err) {
+    o->piece = malloc(PIECE_BYTES);
+    if (!o->piece) return ms_fail_memory(err, "export buffer", PIECE_BYTES);
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < s->state.part_count && status == MS_OK; i++) {
+        status = write_part(o, &s->state, &s->state.parts[i], err);
+    }
+    if (status == MS_OK) status = write_tokens(o, s->tokens, err);
+    free(o->piece);
+    return status;
 }
 
 /* The header goes first as zeros and is patched in when the payload's CRC is known. */
-static ms_status write_all(ms_file_writer *w, const ms_session *s, state_header *h, uint8_t *piece, ms_error *err) {
-    memset(piece, 0, HEADER_BYTES);
-    MS_TRY(ms_file_writer_write(w, piece, HEADER_BYTES, err));
-    for (uint32_t i = 0; i < s->state.part_count; i++) {
-        MS_TRY(write_part(w, h, &s->state, &s->state.parts[i], piece, err));
-    }
-    MS_TRY(write_tokens(w, h, s->tokens, piece, err));
-    encode(h, piece);
-    return ms_file_writer_patch(w, 0, piece, HEADER_BYTES, err);
+static ms_status write_file(ms_file_writer *w, const ms_session *s, state_header *h, ms_error *err) {
+    uint8_t raw[HEADER_BYTES] = {0};
+    state_output o = {.file = w, .header = h};
+    MS_TRY(ms_file_writer_write(w, raw, HEADER_BYTES, err));
+    MS_TRY(write_payload(&o, s, err));
+    encode(h, raw);
+    return ms_file_writer_patch(w, 0, raw, HEADER_BYTES, err);
 }
 
 ms_status ms_session_export(ms_session *s, const char *path, bool replace, ms_error *err) {
@@ -312,9 +336,7 @@ ms_status ms_session_export(ms_session *s, const char *path, bool replace, ms_er
     MS_TRY(describe(s, s->state.position, &h, err));
     ms_file_writer *w;
     MS_TRY(ms_file_writer_open(&w, path, replace, err));
-    uint8_t *piece = malloc(PIECE_BYTES);
-    ms_status status = piece ? write_all(w, s, &h, piece, err) : ms_fail_memory(err, "export buffer", PIECE_BYTES);
-    free(piece);
+    ms_status status = write_file(w, s, &h, err);
     if (status != MS_OK) {
         ms_file_writer_abort(w);
         return status;
@@ -322,18 +344,55 @@ ms_status ms_session_export(ms_session *s, const char *path, bool replace, ms_er
     return ms_file_writer_commit(w, err);
 }
 
+ms_status ms_state_image_size(const ms_session *s, uint64_t position, uint64_t *bytes, ms_error *err) {
+    state_header h;
+    MS_TRY(describe(s, position, &h, err));
+    *bytes = HEADER_BYTES + h.payload_bytes;
+    return MS_OK;
+}
+
+ms_status ms_state_image_capture(ms_session *s, ms_state_image *out, ms_error *err) {
+    *out = (ms_state_image){0};
+    state_header h;
+    MS_TRY(describe(s, s->state.position, &h, err));
+    size_t bytes = (size_t)(HEADER_BYTES + h.payload_bytes);
+    uint8_t *data = malloc(bytes);
+    if (!data) return ms_fail_memory(err, "a state image", bytes);
+    state_output o = {.memory = data, .used = HEADER_BYTES, .header = &h};
+    ms_status status = write_payload(&o, s, err);
+    if (status != MS_OK) {
+        free(data);
+        return status;
+    }
+    encode(&h, data);
+    *out = (ms_state_image){.data = data, .bytes = bytes, .position = h.position};
+    return MS_OK;
+}
+
+void ms_state_image_free(ms_state_image *image) {
+    free(image->data);
+    *image = (ms_state_image){0};
+}
+
 /* ------------------------------------------------------------------ import */
 
 typedef struct import_job {
     ms_session *session;
-    const char *path;
+    const char *path; /* of an image: what messages call it */
     int fd;
-    state_header header;  /* the file's, accepted */
-    uint64_t state_bytes; /* of the payload, before the tokens */
+    const ms_state_image *image; /* NULL: fd */
+    state_header header;         /* the file's, accepted */
+    uint64_t state_bytes;        /* of the payload, before the tokens */
     uint8_t *piece;
     uint8_t *tokens; /* [position * TOKEN_BYTES] as in the file */
     bool rows_written;
 } import_job;
+
+static ms_status read_at(const import_job *j, void *to, size_t n, uint64_t offset, ms_error *err) {
+    if (!j->image) return ms_file_pread_exact(j->fd, j->path, to, n, offset, err);
+    memcpy(to, j->image->data + offset, n); /* sizes were checked against the header */
+    return MS_OK;
+}
 
 /* A FIFO must not wait for a writer, a link must not lead elsewhere. */
 static ms_status open_file(import_job *j, uint64_t *size, ms_error *err) {
@@ -355,7 +414,7 @@ static ms_status check_header(import_job *j, uint64_t size, ms_error *err) {
         return ms_fail(err, MS_ERR_FORMAT, "%s: file size: expected at least %d bytes, found %" PRIu64, j->path,
                        HEADER_BYTES, size);
     }
-    MS_TRY(ms_file_pread_exact(j->fd, j->path, raw, sizeof raw, 0, err));
+    MS_TRY(read_at(j, raw, sizeof raw, 0, err));
     MS_TRY(check_envelope(j->path, raw, err));
     decode(raw, &j->header);
     const ms_session *s = j->session;
@@ -381,11 +440,11 @@ static ms_status check_payload(import_job *j, ms_error *err) {
     uint64_t crc = 0;
     for (uint64_t at = 0; at < j->state_bytes; at += PIECE_BYTES) {
         size_t n = j->state_bytes - at < PIECE_BYTES ? (size_t)(j->state_bytes - at) : PIECE_BYTES;
-        MS_TRY(ms_file_pread_exact(j->fd, j->path, j->piece, n, HEADER_BYTES + at, err));
+        MS_TRY(read_at(j, j->piece, n, HEADER_BYTES + at, err));
         crc = ms_crc64(crc, j->piece, n);
     }
     size_t token_bytes = (size_t)j->header.position * TOKEN_BYTES;
-    MS_TRY(ms_file_pread_exact(j->fd, j->path, j->tokens, token_bytes, HEADER_BYTES + j->state_bytes, err));
+    MS_TRY(read_at(j, j->tokens, token_bytes, HEADER_BYTES + j->state_bytes, err));
     crc = ms_crc64(crc, j->tokens, token_bytes);
     if (crc != j->header.payload_crc) {
         return ms_fail(err, MS_ERR_FORMAT,
@@ -414,7 +473,7 @@ static ms_status load_payload(import_job *j, ms_error *err) {
         uint8_t *to = p->row_bytes ? p->current : p->next;
         for (uint64_t at = 0; at < bytes; at += PIECE_BYTES) {
             size_t n = bytes - at < PIECE_BYTES ? (size_t)(bytes - at) : PIECE_BYTES;
-            MS_TRY(ms_file_pread_exact(j->fd, j->path, j->piece, n, offset + at, err));
+            MS_TRY(read_at(j, j->piece, n, offset + at, err));
             crc = ms_crc64(crc, j->piece, n);
             if (p->row_bytes) j->rows_written = true;
             be->upload(be, to + at, j->piece, n);
@@ -449,11 +508,17 @@ static ms_status import_checked(import_job *j, ms_error *err) {
     if (status == MS_OK) {
         adopt(j);
     } else if (j->rows_written && s->state.position > 0) {
-        ms_state_reset(&s->state);
-        s->timeline++;
-        s->has_logits = false;
+        ms_session_clear(s);
         (void)ms_error_context(err, "import failed after rows had been loaded, the session was reset to position 0");
     }
+    return status;
+}
+
+static ms_status import_from(import_job *j, uint64_t size, ms_error *err) {
+    ms_status status = check_header(j, size, err);
+    if (status == MS_OK) status = import_checked(j, err);
+    free(j->piece);
+    free(j->tokens);
     return status;
 }
 
@@ -461,10 +526,12 @@ ms_status ms_session_import(ms_session *s, const char *path, ms_error *err) {
     import_job j = {.session = s, .path = path, .fd = -1};
     uint64_t size = 0;
     ms_status status = open_file(&j, &size, err);
-    if (status == MS_OK) status = check_header(&j, size, err);
-    if (status == MS_OK) status = import_checked(&j, err);
-    free(j.piece);
-    free(j.tokens);
+    if (status == MS_OK) status = import_from(&j, size, err);
     if (j.fd >= 0) (void)close(j.fd);
     return status;
+}
+
+ms_status ms_state_image_restore(ms_session *s, const ms_state_image *image, ms_error *err) {
+    import_job j = {.session = s, .path = "state image", .fd = -1, .image = image};
+    return import_from(&j, image->bytes, err);
 }

@@ -57,8 +57,8 @@ static ms_status open_text(ms_text_model *out, const char *dir, ms_error *err) {
     MS_TRY(ms_tokenizer_open(&out->tokenizer, path, err));
     uint32_t ranks = ms_tokenizer_ranks(out->tokenizer);
     if (ranks + MS_CONTROL_COUNT != out->info.vocab)
-        return ms_fail(err, MS_ERR_FORMAT, "%s: %u ranks and %d control ids, but config.json has vocab_size %u", path, ranks,
-                       MS_CONTROL_COUNT, out->info.vocab);
+        return ms_fail(err, MS_ERR_FORMAT, "%s: %u ranks and %d control ids, but config.json has vocab_size %u", path,
+                       ranks, MS_CONTROL_COUNT, out->info.vocab);
     if (ranks + MS_CTL_END_OF_MSG != out->info.eos)
         return ms_fail(err, MS_ERR_FORMAT, "%s: end-of-message id is %u, but config.json has eos_token_id %u", path,
                        ranks + MS_CTL_END_OF_MSG, out->info.eos);

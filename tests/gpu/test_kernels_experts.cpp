@@ -3,17 +3,18 @@
 #include "test_kernels.h"
 
 #include "backend/gpu/k_experts.h"
+#include "backend/gpu/k_install.h"
 
 enum { EXPERTS = 6 };
 
-/* Source bytes of an expert: scales of real experts, now and then one whose half is subnormal, or zero. */
+/* Source bytes of an expert: scales of real experts; of odd experts, now and then one whose half is subnormal, or zero. */
 static std::vector<uint8_t> make_source(uint32_t hidden, uint32_t inner, uint32_t e) {
     size_t matrix = mx_matrix_bytes(hidden, inner), packed = matrix / 17 * 16;
     std::vector<uint8_t> source(3 * matrix);
     uint64_t state = e + 77;
     for (size_t i = 0; i < source.size(); i++) {
         source[i] = (uint8_t)(next_random(&state) >> 8);
-        if (i % matrix >= packed) source[i] = (uint8_t)(source[i] % 16 == 0 ? i % 3 : 117u + source[i] % 5);
+        if (i % matrix >= packed) source[i] = (uint8_t)(e % 2 && source[i] == 0 ? i % 3 : 117u + source[i] % 5);
     }
     return source;
 }
@@ -115,10 +116,7 @@ static results run_kernels(const problem &p, bool fast) {
     device table(nullptr, host.size() * 8);
     experts_args a = {};
     size_t used = 0;
-    assert_true(experts_table_build(&a.table, &used, host.data(), table.as<void>(), b.data(), (uint32_t)b.size(), p.n,
-                                    p.n * p.k));
-    assert_true(used <= host.size() * 8);
-    assert_int_equal(gpuMemcpyAsync(table.as<void>(), host.data(), used, gpuMemcpyHostToDevice, 0), gpuSuccess);
+    assert_true(experts_in_range(b.data(), (uint32_t)b.size(), p.n, p.n * p.k));
     a.hidden = p.hidden;
     a.inner = p.inner;
     a.beta = act.beta;
@@ -131,7 +129,14 @@ static results run_kernels(const problem &p, bool fast) {
     a.act_s = act_s.as<float>();
     a.y = y.as<float>();
     if (fast) k_experts_begin(0, z_q.as<uint8_t>(), z_s.as<float>(), a.z, p.n, p.hidden);
-    k_experts_run(0, &a, fast);
+    if (fast && experts_all_single(b.data(), (uint32_t)b.size())) {
+        k_experts_singles(0, &a, b.data(), (uint32_t)b.size());
+    } else {
+        experts_table_build(&a.table, &used, host.data(), table.as<void>(), b.data(), (uint32_t)b.size());
+        assert_true(used <= host.size() * 8);
+        assert_int_equal(gpuMemcpyAsync(table.as<void>(), host.data(), used, gpuMemcpyHostToDevice, 0), gpuSuccess);
+        k_experts_run(0, &a, fast);
+    }
     reduce_args r = {out.as<float>(), a.y, w.as<float>(), {norm.as<void>(), fast}, p.k, p.hidden, 1e-5f};
     k_experts_reduce_norm(0, &r, p.n);
     results found = {y.get<float>((size_t)p.n * p.k * p.hidden), out.get<float>((size_t)p.n * p.hidden)};
@@ -170,11 +175,13 @@ static void test_long_rows(void **state) {
     check(3584, 64, 2, 2, 2, false);
 }
 
-/* More rows than an item takes. */
+/* Items of every width of the matrix units, and more rows than an item takes. */
 static void test_groups(void **state) {
     (void)state;
-    check(96, 64, 16, 1, 1, true);
+    static const uint32_t rows[] = {8, 9, 16, 24, 32, 33, 48, 64, 72, 96, 97, 200};
+    for (uint32_t n : rows) check(96, 64, n, 1, 1, true);
     check(96, 64, 40, 2, 2, true);
+    check(160, 32, 70, 1, 1, true, VALUES_MIXED);
     check(96, 64, 9, 1, 1, false);
 }
 
@@ -247,23 +254,54 @@ static void test_table(void **state) {
         row[i] = i;
         pair[i] = 19 - i;
     }
-    ms_expert_batch batches[2] = {{row, row, pair, 19}, {pair, row + 19, pair + 19, 1}};
-    std::vector<uint64_t> host(experts_table_bytes(20) / 8 + 1);
+    ms_expert_batch batches[3] = {{row, row, pair, 19}, {pair, row, pair, 0}, {pair, row + 19, pair + 19, 1}};
+    std::vector<uint64_t> host(experts_table_bytes(220) / 8 + 1);
     expert_table t = {};
     size_t used = 0;
-    assert_true(experts_table_build(&t, &used, host.data(), host.data(), batches, 2, 20, 20));
-    assert_int_equal(t.count, 4);
-    assert_int_equal(t.largest, 8);
-    assert_ptr_equal(t.items[3].slot, pair);
-    assert_int_equal(t.items[2].count, 3);
-    assert_int_equal(t.row[t.items[2].first], 16);
-    assert_int_equal(t.pair[t.items[3].first], 0);
-    assert_false(experts_table_build(&t, &used, host.data(), host.data(), batches, 2, 19, 20));
-    assert_false(experts_table_build(&t, &used, host.data(), host.data(), batches, 2, 20, 19));
-    batches[1] = batches[0];
-    assert_false(experts_table_build(&t, &used, host.data(), host.data(), batches, 2, 20, 20));
-    assert_true(experts_table_build(&t, &used, host.data(), host.data(), batches, 0, 20, 20));
+    assert_true(experts_in_range(batches, 3, 20, 20));
+    assert_false(experts_in_range(batches, 3, 19, 20));
+    assert_false(experts_in_range(batches, 3, 20, 19));
+    assert_false(experts_all_single(batches, 3));
+    assert_true(experts_all_single(batches + 1, 2));
+    experts_table_build(&t, &used, host.data(), host.data(), batches, 3);
+    assert_int_equal(t.count, 2);
+    assert_int_equal(t.few, 2);
+    assert_ptr_equal(t.items[1].slot, pair);
+    assert_int_equal(t.items[0].count, 19);
+    assert_int_equal(t.row[t.items[1].first], 19);
+    assert_int_equal(t.pair[t.items[1].first], 0);
+    assert_int_equal(used, 2 * sizeof(expert_item) + 2 * 20 * sizeof(uint32_t));
+    batches[2] = batches[0];
+    assert_false(experts_in_range(batches, 3, 20, 20));
+    experts_table_build(&t, &used, host.data(), host.data(), batches, 0);
     assert_int_equal(t.count, 0);
+}
+
+/* A batch is cut into even items; those with many rows come last, and the items cover every row once. */
+static void test_items(void **state) {
+    (void)state;
+    std::vector<uint32_t> list(1000);
+    for (uint32_t i = 0; i < 1000; i++) list[i] = i;
+    std::vector<uint64_t> host(experts_table_bytes(1000) / 8 + 1);
+    for (uint32_t n = 1; n < 400; n++) {
+        ms_expert_batch batches[2] = {{host.data(), list.data(), list.data(), n},
+                                      {host.data(), list.data() + n, list.data() + n, 7}};
+        expert_table t = {};
+        size_t used = 0;
+        experts_table_build(&t, &used, host.data(), host.data(), batches, 2);
+        assert_true(used <= experts_table_bytes(n + 7));
+        std::vector<int> seen(n + 7);
+        for (uint32_t i = 0; i < t.count; i++) {
+            assert_true(t.items[i].count >= 1 && t.items[i].count <= EXPERT_MANY);
+            assert_int_equal(t.items[i].count > EXPERT_FEW, i >= t.few);
+            for (uint32_t j = 0; j < t.items[i].count; j++) seen[t.row[t.items[i].first + j]]++;
+        }
+        for (int times : seen) assert_int_equal(times, 1);
+    }
+}
+
+static void test_fit(void **state) {
+    (void)state;
     assert_true(experts_fit(3584, 3072));
     assert_false(experts_fit(3584, 3000));
     assert_false(experts_fit(0, 32));
@@ -272,7 +310,8 @@ static void test_table(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_install), cmocka_unit_test(test_bad_scale),
-                                       cmocka_unit_test(test_table),   cmocka_unit_test(test_shapes),
+                                       cmocka_unit_test(test_table),   cmocka_unit_test(test_items),
+                                       cmocka_unit_test(test_fit),     cmocka_unit_test(test_shapes),
                                        cmocka_unit_test(test_long_rows), cmocka_unit_test(test_groups),
                                        cmocka_unit_test(test_values),  cmocka_unit_test(test_scales)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 
 #include "base/crc64.h"
 #include "fake_session.h"
+#include "session/state_image.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -651,6 +652,54 @@ static void a_failing_device_fails_export_and_import(void **state) {
     assert_memory_equal(back, x->good, WHOLE);
 }
 
+/* ------------------------------------------------------------------ images */
+
+static void an_image_is_the_file(void **state) {
+    fixture *x = *state;
+    ms_error err;
+    ms_state_image image;
+    uint64_t bytes;
+    assert_int_equal(ms_state_image_size(&x->from.session, POSITION, &bytes, &err), MS_OK);
+    assert_int_equal(bytes, WHOLE);
+    assert_int_equal(ms_state_image_capture(&x->from.session, &image, &err), MS_OK);
+    assert_int_equal(image.bytes, WHOLE);
+    assert_int_equal(image.position, POSITION);
+    assert_memory_equal(image.data, x->good, WHOLE);
+    assert_int_equal(ms_state_image_restore(&x->to.session, &image, &err), MS_OK);
+    ms_digest d = digest_of(&x->to);
+    assert_memory_equal(&d, &x->from_digest, sizeof d);
+    ms_state_image_free(&image);
+    assert_null(image.data);
+}
+
+static void a_damaged_image_is_refused(void **state) {
+    fixture *x = *state;
+    ms_error err;
+    uint8_t copy[WHOLE];
+    for (size_t at = 0; at < WHOLE; at++) {
+        memcpy(copy, x->good, WHOLE);
+        copy[at] ^= 0x10;
+        const ms_state_image image = {.data = copy, .bytes = WHOLE, .position = POSITION};
+        assert_int_not_equal(ms_state_image_restore(&x->to.session, &image, &err), MS_OK);
+        assert_non_null(strstr(err.message, "state image"));
+        assert_untouched(x);
+    }
+    for (size_t n = 0; n < WHOLE; n++) {
+        const ms_state_image image = {.data = x->good, .bytes = n, .position = POSITION};
+        assert_int_not_equal(ms_state_image_restore(&x->to.session, &image, &err), MS_OK);
+        assert_untouched(x);
+    }
+}
+
+static void a_failing_device_gives_no_image(void **state) {
+    fixture *x = *state;
+    ms_error err;
+    ms_state_image image;
+    x->from.backend.sync_fails = true;
+    assert_int_equal(ms_state_image_capture(&x->from.session, &image, &err), MS_ERR_IO);
+    assert_null(image.data);
+}
+
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void) {
@@ -677,6 +726,9 @@ int main(void) {
         CASE(token_ids_are_those_that_were_checked),
         CASE(a_fresh_session_needs_no_reset),
         CASE(a_failing_device_fails_export_and_import),
+        CASE(an_image_is_the_file),
+        CASE(a_damaged_image_is_refused),
+        CASE(a_failing_device_gives_no_image),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

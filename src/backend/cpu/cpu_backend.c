@@ -129,6 +129,21 @@ static ms_status fetch_end(ms_backend *be, void *host, ms_error *err) {
     return backend_sync(be, err);
 }
 
+static ms_status install_begin(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, uint32_t *ticket,
+                               ms_error *err) {
+    *ticket = 0;
+    return cpu_install(be, slot, staging, s, err);
+}
+
+static ms_status install_end(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err) {
+    (void)be;
+    (void)ticket;
+    (void)wait;
+    (void)err;
+    *done = true;
+    return MS_OK;
+}
+
 static const ms_backend members = {
     .name = "cpu",
     .destroy = backend_destroy,
@@ -157,6 +172,8 @@ static const ms_backend members = {
     .add = cpu_add,
     .router_topk = cpu_router_topk,
     .install = cpu_install,
+    .install_begin = install_begin,
+    .install_end = install_end,
     .experts_begin = cpu_experts_begin,
     .experts_run = cpu_experts_run,
     .experts_reduce_norm = cpu_experts_reduce_norm,

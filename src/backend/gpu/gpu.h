@@ -65,10 +65,21 @@ typedef dim3 gpuDim3;
 #define gpuStreamCreate         GPU_API(StreamCreate)
 #define gpuStreamDestroy        GPU_API(StreamDestroy)
 #define gpuStreamSynchronize    GPU_API(StreamSynchronize)
-#define gpuEventCreate          GPU_API(EventCreate)
 #define gpuEventDestroy         GPU_API(EventDestroy)
 #define gpuEventRecord          GPU_API(EventRecord)
 #define gpuEventSynchronize     GPU_API(EventSynchronize)
+#define gpuEventQuery           GPU_API(EventQuery)
+#define gpuErrorNotReady        GPU_API(ErrorNotReady)
+static inline gpuError_t gpuEventCreate(gpuEvent_t *e) {
+    return GPU_API(EventCreateWithFlags)(e, GPU_API(EventDisableTiming));
+}
+static inline gpuError_t gpuStreamWaitEvent(gpuStream_t s, gpuEvent_t e) { return GPU_API(StreamWaitEvent)(s, e, 0); }
+// A stream whose work goes first where it meets that of others.
+static inline gpuError_t gpuStreamCreateFirst(gpuStream_t *s) {
+    int last = 0, first = 0;
+    gpuError_t e = GPU_API(DeviceGetStreamPriorityRange)(&last, &first);
+    return e == gpuSuccess ? GPU_API(StreamCreateWithPriority)(s, GPU_API(StreamNonBlocking), first) : e;
+}
 static inline gpuError_t gpuHostAllocMapped(void **p, size_t n) {
 #if GPU_HIP
     return hipHostMalloc(p, n, hipHostMallocMapped | hipHostMallocNonCoherent); // coherent is uncached by the GPU
@@ -264,6 +275,11 @@ struct alignas(16) gpu_u4 {
 struct alignas(16) gpu_f4 {
     float v[4];
 };
+// 8 bytes, 8-aligned.
+struct alignas(8) gpu_u2 {
+    uint32_t v[2];
+};
+GPU_DEV gpu_u2 gpu_load_u2(const void *p) { return *(const gpu_u2 *)p; }
 GPU_DEV gpu_u4 gpu_load_u4(const void *p) { return *(const gpu_u4 *)p; }
 GPU_DEV gpu_f4 gpu_load_f4(const void *p) { return *(const gpu_f4 *)p; }
 
@@ -322,33 +338,6 @@ GPU_DEV void gpu_copy16(void *to, const void *from) {
 GPU_DEV void gpu_copy4(void *to, const void *from) { *(uint32_t *)to = *(const uint32_t *)from; }
 GPU_DEV void gpu_copy_batch(void) {}
 template <int N> GPU_DEV void gpu_copy_wait(void) {}
-#endif
-
-// c += a * b for int8 matrices of 16 x 32 and 32 x 8, exactly; all lanes of a wave.  Lane l, quarter t = l % 4, has
-//   c[0], c[1]: row l / 4, columns 2 t, 2 t + 1; c[2], c[3]: the same of row l / 4 + 8
-//   a[0], a[1]: rows l / 4 and l / 4 + 8, k from 4 t on; a[2], a[3]: the same, k from 16 + 4 t on
-//   b[0], b[1]: column l / 4, k from 4 t and from 16 + 4 t on
-#if GPU_CUDA
-GPU_DEV void gpu_mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-#elif GPU_EMU
-GPU_DEV void gpu_mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    const int lane = (int)(gpu_tid() & (GPU_WAVE - 1)), row = lane / 4 * 4, col = lane % 4 * 8;
-    for (int t = 0; t < 4; t++) {
-        for (int half = 0; half < 2; half++) {
-            uint32_t top = gpu_shfl(a[2 * half], row + t), low = gpu_shfl(a[2 * half + 1], row + t);
-            uint32_t even = gpu_shfl(b[half], col + t), odd = gpu_shfl(b[half], col + 4 + t);
-            c[0] = gpu_dot4(top, even, c[0]);
-            c[1] = gpu_dot4(top, odd, c[1]);
-            c[2] = gpu_dot4(low, even, c[2]);
-            c[3] = gpu_dot4(low, odd, c[3]);
-        }
-    }
-}
 #endif
 
 GPU_DEV unsigned gpu_lane(void) { return gpu_tid() & (GPU_WAVE - 1); }

@@ -1,7 +1,7 @@
 /* gpu_backend.h: what a GPU backend library gives to the program that loads it: one function.
  *
  * libmoonshine_hip.so, libmoonshine_cuda.so and libmoonshine_emu.so (the same kernels run by an emulator on the CPU,
- * for tests) are built from gpu_backend.cpp; backend/loader.h opens them by name. Threads: as backend.h says.
+ * for tests) are built from the files of this folder; backend/loader.h opens them by name. Threads: as backend.h says.
  */
 #ifndef MS_BACKEND_GPU_GPU_BACKEND_H
 #define MS_BACKEND_GPU_GPU_BACKEND_H
@@ -13,7 +13,7 @@ extern "C" {
 #include "backend/backend.h"
 
 /* Raised with every change to backend.h or to this file that a library built before would not notice. */
-enum { MS_GPU_INTERFACE = 2 };
+enum { MS_GPU_INTERFACE = 3 };
 
 typedef struct ms_gpu_options {
     uint32_t interface;     /* MS_GPU_INTERFACE of the caller; stays the first member */

@@ -2,6 +2,7 @@
 // the race detector by hand what orders what (launch, gpu_sync, gpu_fence; a shuffle orders nothing).
 #include "backend/gpu/gpu_emu.h"
 #include <atomic>
+#include <deque>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -51,6 +52,7 @@ struct Block {
     unsigned made, ready[MAXT], head, count; // ring of runnable threads
     unsigned done, at_sync, at_wave[MAXT / WAVE], order[MAXT], lanes[WAVE];
     uint32_t slot[2][MAXT], ballot[2][MAXT / WAVE];
+    gpu_emu_words words[2][MAXT];
     bool fifo;                                     // released lanes go behind the other waves
     char *shared, tok_start, tok_end, tok_sync[2]; // addresses that stand for orderings (race detector)
     unsigned phase;
@@ -170,7 +172,7 @@ uint32_t gpu_emu_wave(int op, int arg, uint32_t v) {
     Fiber *me = B->cur;
     unsigned t = me->tid, w = t / WAVE, base = w * WAVE, p = me->parity ^= 1;
     B->slot[p][t] = v;
-    me->tag = op == GPU_EMU_XOR ? op << 8 | arg : op << 8;
+    me->tag = op == GPU_EMU_XOR || op == GPU_EMU_SHARE ? op << 8 | arg : op << 8;
     if (++B->at_wave[w] == WAVE) {
         uint32_t m = 0;
         for (unsigned i = 0; i < WAVE; i++) {
@@ -193,6 +195,12 @@ uint32_t gpu_emu_wave(int op, int arg, uint32_t v) {
     default:
         return B->ballot[p][w];
     }
+}
+const gpu_emu_words *gpu_emu_share(const uint32_t *mine, unsigned count) {
+    unsigned p = B->cur->parity ^ 1, t = B->cur->tid; // the slot that gpu_emu_wave is going to use
+    for (unsigned i = 0; i < count; i++) B->words[p][t].v[i] = mine[i];
+    (void)gpu_emu_wave(GPU_EMU_SHARE, (int)count, 0);
+    return B->words[p] + t / WAVE * WAVE;
 }
 void gpu_emu_fence(void) {
     release(&fence_token);
@@ -281,4 +289,64 @@ void gpu_emu_launch(gpuDim3 g, gpuDim3 blk, const std::function<void()> &fn) {
     for (unsigned i = 1; i < workers && i < total; i++) th.emplace_back(work);
     work();
     for (auto &t : th) t.join();
+}
+
+// ---- streams and events
+struct gpu_emu_stream {
+    bool lazy;
+    uint64_t done; // things that have run
+    std::deque<std::function<void()>> work;
+};
+static void run_to(gpu_emu_stream *s, uint64_t at) {
+    while (s->done < at) {
+        std::function<void()> fn = std::move(s->work.front());
+        s->work.pop_front();
+        fn();
+        s->done++;
+    }
+}
+static uint64_t end_of(const gpu_emu_stream *s) { return s->done + s->work.size(); }
+void gpu_emu_enqueue(gpuStream_t s, std::function<void()> fn) {
+    if (s && s->lazy)
+        s->work.push_back(std::move(fn));
+    else
+        fn();
+}
+gpuError_t gpuStreamCreate(gpuStream_t *s) {
+    *s = new gpu_emu_stream();
+    (*s)->lazy = getenv("GPU_EMU_LAZY") != nullptr;
+    return gpuSuccess;
+}
+gpuError_t gpuStreamDestroy(gpuStream_t s) {
+    if (s) run_to(s, end_of(s));
+    delete s;
+    return gpuSuccess;
+}
+gpuError_t gpuStreamSynchronize(gpuStream_t s) {
+    if (s) run_to(s, end_of(s));
+    return gpuSuccess;
+}
+gpuError_t gpuStreamWaitEvent(gpuStream_t s, gpuEvent_t e) {
+    gpu_emu_event what = *e; // a later record does not count
+    if (what.stream && what.stream != s) gpu_emu_enqueue(s, [=] { run_to(what.stream, what.at); });
+    return gpuSuccess;
+}
+gpuError_t gpuEventCreate(gpuEvent_t *e) {
+    *e = new gpu_emu_event();
+    return gpuSuccess;
+}
+gpuError_t gpuEventDestroy(gpuEvent_t e) {
+    delete e;
+    return gpuSuccess;
+}
+gpuError_t gpuEventRecord(gpuEvent_t e, gpuStream_t s) {
+    *e = {s, s ? end_of(s) : 0};
+    return gpuSuccess;
+}
+gpuError_t gpuEventSynchronize(gpuEvent_t e) {
+    if (e->stream) run_to(e->stream, e->at);
+    return gpuSuccess;
+}
+gpuError_t gpuEventQuery(gpuEvent_t e) {
+    return e->stream && e->stream->done < e->at ? gpuErrorNotReady : gpuSuccess;
 }

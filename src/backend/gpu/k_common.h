@@ -21,7 +21,10 @@
 #define K_BOTH static inline
 #endif
 
+enum { K_BLOCK = 256, K_WAVES = K_BLOCK / GPU_WAVE };
 enum { K_Q8_GROUP = 128, K_BF16_BLOCK = 256, K_MX_GROUP = 32, K_MX_BYTES = 16, K_TILE = 32 };
+// How a product reads its weight.
+typedef enum k_mode { K_MODE_Q8, K_MODE_Q8_EXACT, K_MODE_BF16, K_MODE_F32 } k_mode;
 
 K_BOTH uint32_t k_ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
 K_BOTH uint32_t k_q8_groups(uint32_t cols) { return k_ceil_div(cols, K_Q8_GROUP); }
@@ -170,3 +173,16 @@ GPU_DEV uint32_t k_pack4(int32_t a, int32_t b, int32_t c, int32_t d) {
 GPU_DEV float k_half_scale(uint32_t e) { return gpu_as_f32(e < 2 ? 0x200000u << e : (e - 1) << 23); }
 // 2^(e - 127)
 GPU_DEV float k_e8m0(uint32_t e) { return gpu_as_f32(e == 0 ? 0x00400000u : e << 23); }
+
+// ---------------------------------------------------------------- expert slots: see quant/mxfp4.h for the layout
+K_BOTH size_t mx_tile_bytes(uint32_t groups) { return (size_t)groups * K_TILE * (K_MX_BYTES + 1); }
+// Bytes of one of the three matrices.
+K_BOTH size_t mx_matrix_bytes(uint32_t hidden, uint32_t inner) {
+    return (size_t)hidden * (inner / K_MX_GROUP) * (K_MX_BYTES + 1);
+}
+
+// Shapes that the kernels take: multiples of 32 whose scale positions fit 32 bits and whose tiles fit a grid.
+static inline bool experts_fit(uint32_t hidden, uint32_t inner) {
+    return hidden && inner && hidden % K_MX_GROUP == 0 && inner % K_MX_GROUP == 0 && hidden / K_TILE <= 65535 &&
+           inner / K_TILE <= 65535 && (uint64_t)hidden * (inner / K_MX_GROUP) < UINT32_MAX;
+}

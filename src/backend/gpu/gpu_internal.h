@@ -1,0 +1,146 @@
+// gpu_internal.h - what the source files of a GPU backend library share: the backend object, its scratch, kept failure.
+//
+// gpu_backend.cpp has life, memory, streams and scratch; gpu_weights.cpp weights; gpu_install.cpp experts into slots;
+// gpu_dense.cpp, gpu_moe.cpp and gpu_attention.cpp launch the operations of k_*.h and set them in the object.
+// Errors: kept in the object (need, gpu_ok, launched) and given by sync().
+#pragma once
+#include "backend/gpu/gpu_backend.h"
+#include "backend/gpu/k_common.h"
+
+enum { PIECES = 2, TABLES = 8, RUNS = 8, EVENTS = PIECES + TABLES + RUNS + MS_INSTALLS + 1, SLOT_MARKS = 1024 };
+constexpr size_t PIECE_BYTES = (size_t)4 << 20;
+enum { FLAG_ROUTER, FLAG_WEIGHT, FLAG_EXPERT, FLAG_COUNT = FLAG_EXPERT + 3 * MS_INSTALLS };
+constexpr uint32_t NO_ROW = UINT32_MAX;
+// A router failure is (call << 20 | row), so that the lowest word is the first failure; later calls share the last
+// number.
+enum { ROUTER_ROW_BITS = 20, ROUTER_CALLS = 4094 };
+
+// Pointers into one arena; [rows][dim] areas are dense.
+struct gpu_scratch {
+    ms_scratch_need need;
+    void *base;
+    int8_t *x_q;   // [rows][groups of input_cols * 128]
+    float *x_s;    // [rows][groups of input_cols]
+    float *gate;   // [rows][mlp_width]
+    float *up;     // [rows][mlp_width]
+    int8_t *act_q; // [rows][groups of mlp_width * 128], fast only, as all of *_q and *_s
+    float *act_s;
+    float *router; // [rows][router_experts]
+    float *mla;    // as k_mla.h lays it out
+    float *z;      // [rows][hidden], reference only
+    int8_t *z_q;
+    float *z_s;   // [rows][hidden / 32]
+    float *e_act; // [pairs][inner], reference only
+    int8_t *e_q;
+    float *e_s;          // [pairs][inner / 32]
+    void *table;         // of one experts_run
+    uint8_t *table_host; // pinned, outside the arena: TABLES of them
+    uint8_t *fetched;    // pinned, outside the arena: FLAG_ROUTER, then what fetch_begin asked for
+    uint8_t *source;     // of the install at work; NULL where the device reads the host's memory as fast as its own
+};
+
+// An install; the words that its kernel lowers are in `flags` and, when it is done, in `install_bad`.
+struct gpu_install {
+    gpuEvent_t done;
+    uint64_t number;
+    ms_expert_shape shape;
+    bool open;
+};
+
+// Uses of slots on the compute stream are numbered, installs are numbered too; see gpu_install.cpp.
+struct gpu_order {
+    uint64_t uses, uses_done; // begun; known to have run
+    uint64_t all_slots;       // the last use that may be of any slot
+    uint64_t marked[RUNS];    // use that an event of `run` follows
+    unsigned next_run;
+    uint64_t installs, installs_done;
+    uint64_t slot_use[SLOT_MARKS], slot_install[SLOT_MARKS]; // the last of each; slots may share a mark
+};
+
+struct gpu_backend {
+    ms_backend base;          // first: the public object is this one
+    gpuStream_t stream, side; // side: installs
+    ms_error failure;         // code MS_OK: none kept
+    char kernels[64];
+    bool shares_memory;     // the device's memory is the host's
+    uint8_t *piece[PIECES]; // pinned
+    gpuEvent_t piece_free[PIECES];
+    gpuEvent_t table_free[TABLES]; // the table's last upload is done
+    gpuEvent_t run[RUNS];
+    gpu_install install[MS_INSTALLS];
+    uint32_t *install_bad; // pinned, behind piece[0]: [MS_INSTALLS][3]
+    gpu_order order;
+    gpuEvent_t fetch_done;
+    uint64_t fetch_uses, fetch_installs; // order.uses and .installs when the fetch began
+    size_t fetch_bytes;                  // of the open fetch; 0: none
+    uint32_t fetch_calls;                // router_calls when it began
+    unsigned events;                     // made so far, in the order of event_of()
+    unsigned next_piece, next_table;
+    uint32_t experts_n; // rows prepared by experts_begin
+    ms_expert_shape experts_shape;
+    uint8_t *raw;    // device, PIECE_BYTES
+    uint32_t *flags; // device, FLAG_COUNT words; all ones: nothing found
+    uint32_t router_calls;
+    gpu_scratch scratch;
+};
+
+static inline gpu_backend *gpu_of(ms_backend *be) { return (gpu_backend *)be; }
+static inline bool is_fast(const gpu_backend *g) { return g->base.precision == MS_PRECISION_FAST; }
+
+// ---------------------------------------------------------------- kept failure (gpu_backend.cpp)
+
+__attribute__((format(printf, 3, 4))) void keep_failure(gpu_backend *g, ms_status code, const char *fmt, ...);
+// Keeps MS_ERR_INTERNAL when not ok; gives ok.
+bool need(gpu_backend *g, bool ok, const char *op, const char *what);
+// Keeps an error of the runtime; gives whether there was none.
+bool gpu_ok(gpu_backend *g, gpuError_t e, const char *op);
+// After the launches of an operation.
+void launched(gpu_backend *g, const char *op);
+
+// ---------------------------------------------------------------- memory (gpu_backend.cpp)
+
+void *device_new(gpu_backend *g, size_t bytes, bool zeroed); // NULL: there is none left
+void device_free(gpu_backend *g, void *p);
+// Sends up to PIECE_BYTES; the host memory may change as soon as this returns.
+void upload_piece(gpu_backend *g, void *dev, const void *host, size_t bytes);
+
+// ---------------------------------------------------------------- order of slot uses (gpu_install.cpp)
+
+// Before and after the launches of experts_run.
+void slots_use(gpu_backend *g, const ms_expert_batch *batches, uint32_t count);
+void slots_used(gpu_backend *g, const ms_expert_batch *batches, uint32_t count);
+// Before the stream touches device memory that may be a slot.
+void memory_use(gpu_backend *g);
+// Waits for both streams.
+bool wait_all(gpu_backend *g, const char *op);
+
+// ---------------------------------------------------------------- weights (gpu_weights.cpp)
+
+// How a weight's product is computed; `quantised`: with an int8 input.
+uint32_t mode_of(const ms_weight *w, bool quantised);
+// A vector weight of `dim` entries; data == NULL, and a kept failure, when it is not one.
+k_vector vector_of(gpu_backend *g, const ms_weight *w, uint32_t dim, const char *op);
+// F32 data of a weight with at least `count` elements; NULL and a kept failure otherwise.
+const float *f32_of(gpu_backend *g, const ms_weight *w, uint64_t count, const char *op, const char *what);
+
+// ---------------------------------------------------------------- operations
+
+// An input of products: f32 rows, and their int8 form where a product wants it.
+struct product_input {
+    const float *x;
+    const int8_t *q;
+    const float *scales;
+    uint32_t n, cols;
+};
+void run_products(gpu_backend *g, const product_input *in, const ms_product *products, uint32_t count);
+
+uint64_t mla_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.mla (gpu_attention.cpp)
+uint64_t
+table_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.table and each of table_host (gpu_moe.cpp)
+
+// Each sets the operations of its file.
+void set_weight_members(ms_backend *be);
+void set_install_members(ms_backend *be);
+void set_dense_members(ms_backend *be);
+void set_moe_members(ms_backend *be);
+void set_attention_members(ms_backend *be);

@@ -1,0 +1,116 @@
+// gpu_moe.cpp - the router and the routed experts of a GPU backend.
+//
+// Threads and errors: as gpu_internal.h says.
+#include "backend/gpu/gpu_internal.h"
+
+#include "backend/gpu/k_experts.h"
+#include "backend/gpu/k_router.h"
+
+#include <string.h>
+
+uint64_t table_scratch_need(const ms_scratch_need *n) { return (experts_table_bytes(n->pairs) + 63) / 64 * 64; }
+
+namespace {
+
+void router_topk(ms_backend *be, uint32_t *ids, float *weights, const float *x, uint32_t n, const ms_router *r) {
+    gpu_backend *g = gpu_of(be);
+    const ms_scratch_need *have = &g->scratch.need;
+    uint32_t experts = r->gate->rows;
+    bool fits = n <= have->rows && experts <= have->router_experts && n <= 1u << ROUTER_ROW_BITS;
+    if (!need(g, fits && r->gate->cols <= have->input_cols, "router_topk", "rows or experts")) return;
+    bool sane = r->top_k <= experts && r->top_k <= K_ROUTER_TOP && r->gate->format != MS_FORMAT_Q8;
+    if (!need(g, sane, "router_topk", "gate or top_k")) return;
+    k_router_args a = {};
+    a.bias = f32_of(g, r->bias, experts, "router_topk", "bias");
+    if (!a.bias || n == 0) return;
+    product_input in = {x, nullptr, nullptr, n, r->gate->cols};
+    ms_product product = {r->gate, g->scratch.router, experts, true};
+    run_products(g, &in, &product, 1);
+    a.ids = ids;
+    a.weights = weights;
+    a.score = g->scratch.router;
+    a.n = n;
+    a.experts = experts;
+    a.top_k = r->top_k;
+    a.renormalize = r->renormalize;
+    a.scale = r->scale;
+    a.bad = g->flags + FLAG_ROUTER;
+    a.bad_base = (g->router_calls < ROUTER_CALLS ? g->router_calls : (uint32_t)ROUTER_CALLS) << ROUTER_ROW_BITS;
+    g->router_calls++;
+    k_router(g->stream, &a);
+    launched(g, "router_topk");
+}
+
+void experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s) {
+    gpu_backend *g = gpu_of(be);
+    const ms_scratch_need *have = &g->scratch.need;
+    bool fits = ms_expert_shape_valid(s) && s.hidden <= have->expert.hidden && s.inner <= have->expert.inner;
+    g->experts_n = 0;
+    if (!need(g, fits && experts_fit(s.hidden, s.inner) && n <= have->rows, "experts_begin", "rows or expert shape"))
+        return;
+    g->experts_n = n;
+    g->experts_shape = s;
+    if (is_fast(g))
+        k_experts_begin(g->stream, (uint8_t *)g->scratch.z_q, g->scratch.z_s, z, n, s.hidden);
+    else
+        be->copy(be, g->scratch.z, z, (size_t)n * s.hidden * sizeof *z);
+    launched(g, "experts_begin");
+}
+
+// A table goes through one of two pinned copies, so that the next call can be prepared while this one runs.
+bool send_table(gpu_backend *g, expert_table *table, const ms_expert_batch *batches, uint32_t count) {
+    const gpu_scratch *sc = &g->scratch;
+    unsigned i = g->next_table;
+    uint8_t *host = sc->table_host + i * table_scratch_need(&sc->need);
+    size_t bytes = 0;
+    if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return false;
+    experts_table_build(table, &bytes, host, sc->table, batches, count);
+    g->next_table = (i + 1) % TABLES;
+    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, host, bytes, gpuMemcpyHostToDevice, g->stream),
+                 "experts_run");
+    return gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
+}
+
+void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const ms_expert_batch *batches,
+                 uint32_t count) {
+    gpu_backend *g = gpu_of(be);
+    const gpu_scratch *sc = &g->scratch;
+    bool same = s.hidden == g->experts_shape.hidden && s.inner == g->experts_shape.inner;
+    if (!need(g, same && g->experts_n, "experts_run", "shape")) return;
+    if (!need(g, experts_in_range(batches, count, g->experts_n, sc->need.pairs), "experts_run", "row or pair")) return;
+    experts_args a = {};
+    a.hidden = s.hidden;
+    a.inner = s.inner;
+    a.beta = act.beta;
+    a.linear_beta = act.linear_beta;
+    a.z_q = (const uint8_t *)sc->z_q;
+    a.z_s = sc->z_s;
+    a.z = sc->z;
+    a.act_q = (uint8_t *)sc->e_q;
+    a.act_s = sc->e_s;
+    a.act = sc->e_act;
+    a.y = y;
+    slots_use(g, batches, count);
+    if (is_fast(g) && experts_all_single(batches, count)) k_experts_singles(g->stream, &a, batches, count);
+    else if (send_table(g, &a.table, batches, count)) k_experts_run(g->stream, &a, is_fast(g));
+    slots_used(g, batches, count);
+    launched(g, "experts_run");
+}
+
+void experts_reduce_norm(ms_backend *be, float *out, const float *y, const float *weights, uint32_t n, uint32_t k,
+                         uint32_t hidden, const ms_weight *norm, float eps) {
+    gpu_backend *g = gpu_of(be);
+    reduce_args a = {out, y, weights, vector_of(g, norm, hidden, "experts_reduce_norm"), k, hidden, eps};
+    if (!a.norm.data) return;
+    k_experts_reduce_norm(g->stream, &a, n);
+    launched(g, "experts_reduce_norm");
+}
+
+} // namespace
+
+void set_moe_members(ms_backend *be) {
+    be->router_topk = router_topk;
+    be->experts_begin = experts_begin;
+    be->experts_run = experts_run;
+    be->experts_reduce_norm = experts_reduce_norm;
+}

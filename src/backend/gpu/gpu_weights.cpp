@@ -1,0 +1,133 @@
+// gpu_weights.cpp - weights of a GPU backend: creation, conversion from raw rows, checks of a weight's shape.
+//
+// Threads and errors: as gpu_internal.h says; a value that is not finite is found by the kernel that converts it.
+#include "backend/gpu/gpu_internal.h"
+
+#include "backend/gpu/k_convert.h"
+
+#include <string.h>
+
+uint32_t mode_of(const ms_weight *w, bool quantised) {
+    if (w->format == MS_FORMAT_Q8) return quantised ? K_MODE_Q8 : K_MODE_Q8_EXACT;
+    return w->format == MS_FORMAT_BF16 ? K_MODE_BF16 : K_MODE_F32;
+}
+
+k_vector vector_of(gpu_backend *g, const ms_weight *w, uint32_t dim, const char *op) {
+    k_vector v = {nullptr, w->format == MS_FORMAT_BF16};
+    bool plain = w->format == MS_FORMAT_F32 || (w->format == MS_FORMAT_BF16 && w->rows == 1);
+    if (need(g, (uint64_t)w->rows * w->cols >= dim && plain, op, "norm weight")) v.data = w->data;
+    return v;
+}
+
+const float *f32_of(gpu_backend *g, const ms_weight *w, uint64_t count, const char *op, const char *what) {
+    bool ok = w->format == MS_FORMAT_F32 && (uint64_t)w->rows * w->cols >= count;
+    return need(g, ok, op, what) ? (const float *)w->data : nullptr;
+}
+
+namespace {
+
+void weight_destroy(ms_backend *be, ms_weight *w) {
+    device_free(gpu_of(be), w->data);
+    device_free(gpu_of(be), w->scales);
+    memset(w, 0, sizeof *w);
+}
+
+ms_status weight_create(ms_backend *be, ms_weight *w, ms_format format, uint32_t rows, uint32_t cols, ms_error *err) {
+    gpu_backend *g = gpu_of(be);
+    memset(w, 0, sizeof *w);
+    w->format = format;
+    w->rows = rows;
+    w->cols = cols;
+    if (rows == 0 || cols == 0) return ms_fail(err, MS_ERR_FORMAT, "weight of %u x %u: expected a size", rows, cols);
+    size_t bytes = 0,
+           row = format == MS_FORMAT_Q8 ? k_q8_stride(cols) : (size_t)cols * (format == MS_FORMAT_BF16 ? 2 : 4);
+    if (!__builtin_mul_overflow(row, (size_t)rows, &bytes)) w->data = device_new(g, bytes, true);
+    if (w->data && format == MS_FORMAT_Q8)
+        w->scales = (float *)device_new(g, (size_t)rows * k_q8_groups(cols) * sizeof(float), true);
+    if (w->data && (w->scales || format != MS_FORMAT_Q8)) return MS_OK;
+    weight_destroy(be, w);
+    uint64_t total = ms_weight_bytes(format, rows, cols);
+    return ms_fail_memory(err, "weight", total > SIZE_MAX ? SIZE_MAX : (size_t)total);
+}
+
+// One value of the host's rows, which need not be aligned.
+float host_value(const void *host, ms_format source, size_t at) {
+    float x;
+    uint16_t h;
+    if (source == MS_FORMAT_F32) {
+        memcpy(&x, (const uint8_t *)host + at * sizeof x, sizeof x);
+        return x;
+    }
+    memcpy(&h, (const uint8_t *)host + at * sizeof h, sizeof h);
+    uint32_t bits = (uint32_t)h << 16;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Exponent all ones; for a BF16 target also after rounding.
+bool usable(const ms_weight *w, float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    u &= 0x7fffffffu;
+    if (w->format == MS_FORMAT_BF16 && u < 0x7f800000u) u = u + 0x7fffu + (u >> 16 & 1u);
+    return u < 0x7f800000u;
+}
+
+ms_status report_bad(const ms_weight *w, const void *host, ms_format source, uint32_t first, uint32_t i,
+                     ms_error *err) {
+    for (uint32_t col = 0; col < w->cols; col++) {
+        float x = host_value(host, source, (size_t)i * w->cols + col);
+        if (!usable(w, x))
+            return ms_fail(err, MS_ERR_NUMERIC, "row %u column %u: expected a finite value, found %g", first + i, col,
+                           (double)x);
+    }
+    return ms_fail(err, MS_ERR_NUMERIC, "row %u: expected finite values", first + i);
+}
+
+ms_status weight_fill(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *host, ms_format source,
+                      ms_error *err) {
+    gpu_backend *g = gpu_of(be);
+    if (first > w->rows || count > w->rows - first)
+        return ms_fail(err, MS_ERR_INTERNAL, "weight rows %u + %u: the weight has %u", first, count, w->rows);
+    if (source == MS_FORMAT_Q8) return ms_fail(err, MS_ERR_INTERNAL, "weight source must be BF16 or F32");
+    const size_t element = source == MS_FORMAT_BF16 ? 2 : 4, row_bytes = w->cols * element;
+    // Whole rows of a piece, or of a row that is longer, a window of columns.
+    const uint32_t at_once = row_bytes <= PIECE_BYTES ? (uint32_t)(PIECE_BYTES / row_bytes) : 1;
+    const uint32_t window =
+        row_bytes <= PIECE_BYTES ? w->cols : (uint32_t)(PIECE_BYTES / element / K_BF16_BLOCK) * K_BF16_BLOCK;
+    if (!gpu_ok(g, gpuMemsetAsync(g->flags + FLAG_WEIGHT, 0xff, sizeof(uint32_t), g->stream), "weight_fill"))
+        return be->sync(be, err);
+    k_convert_args a = {};
+    a.raw = g->raw;
+    a.raw_bf16 = source == MS_FORMAT_BF16;
+    a.data = w->data;
+    a.scales = w->scales;
+    a.mode = mode_of(w, true);
+    a.rows = w->rows;
+    a.cols = w->cols;
+    a.bad = g->flags + FLAG_WEIGHT;
+    for (uint32_t i = 0; i < count; i += a.n) {
+        a.first = first + i;
+        a.n = count - i < at_once ? count - i : at_once;
+        a.bad_base = i;
+        for (a.col0 = 0; a.col0 < w->cols; a.col0 += a.window) {
+            a.window = w->cols - a.col0 < window ? w->cols - a.col0 : window;
+            upload_piece(g, g->raw, (const uint8_t *)host + i * row_bytes + a.col0 * element,
+                         (size_t)a.n * a.window * element);
+            k_convert(g->stream, &a);
+        }
+    }
+    launched(g, "weight_fill");
+    uint32_t bad = NO_ROW;
+    be->download(be, &bad, a.bad, sizeof bad);
+    if (g->failure.code != MS_OK) return be->sync(be, err);
+    return bad == NO_ROW ? MS_OK : report_bad(w, host, source, first, bad, err);
+}
+
+} // namespace
+
+void set_weight_members(ms_backend *be) {
+    be->weight_create = weight_create;
+    be->weight_fill = weight_fill;
+    be->weight_destroy = weight_destroy;
+}
