@@ -92,6 +92,8 @@ static void parser_destroy(void *p) { k3_parser_destroy(p); }
 
 static const ms_reply_parser_ops parser = {parser_create, parser_push, parser_finish, parser_destroy};
 
+static const char *const efforts[] = {"low", "medium", "high", "max", NULL};
+
 const ms_lane ms_lane_k3 = {
     .name = "k3",
     .config_bytes = sizeof(k3_config),
@@ -110,4 +112,9 @@ const ms_lane ms_lane_k3 = {
     .forward = k3_forward,
     .render = k3_render,
     .parser = &parser,
+    .model_id = "moonshine",
+    .efforts = efforts,
+    .default_effort = "max",
+    .dynamic_tools = true,
+    .keeps_reasoning = true,
 };
