@@ -180,6 +180,8 @@ $(BUILD)/%.o: %.c $(BUILD)/compile.flags
 	$(call say,CC,$<)
 	$(Q)$(CC) $(COMPILE) $(KERNEL) -MMD -MP -c $< -o $@
 
+$(BUILD)/src/server/ui_page.o: src/server/ui/page.html # embedded with .incbin
+
 $(LIB): $(OBJ) $(BUILD)/library.list
 	$(call say,AR,$@)
 	@rm -f $@

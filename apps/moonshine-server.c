@@ -176,6 +176,7 @@ static ms_status start_server(program *p, ms_error *err) {
     s.buffer_structured = p->o.buffer_structured != 0;
     s.metrics = p->o.metrics;
     s.slots_endpoint = p->o.slots_endpoint;
+    s.ui = p->o.ui;
     s.fingerprint = p->fingerprint;
     s.static_precision = format;
     s.experts_per_layer = p->plan->experts;

@@ -60,6 +60,7 @@ static const ms_option operation[] = {
     {.name = "shutdown-grace-seconds", .type = MS_OPTION_U32, .offset = FIELD(grace_s), .arg = "N", .max = 86400,
      .help = "After SIGTERM or SIGINT a running request may go on so long (default: 30)."},
     {.name = "metrics", .type = MS_OPTION_FLAG, .offset = FIELD(metrics), .help = "Serve GET /metrics (Prometheus)."},
+    {.name = "ui", .type = MS_OPTION_FLAG, .offset = FIELD(ui), .help = "Serve the built-in chat page at /."},
     {.name = "slots-endpoint", .type = MS_OPTION_FLAG, .offset = FIELD(slots_endpoint), .help = "Serve GET /slots."},
     {.name = "log-format", .type = MS_OPTION_CHOICE, .offset = FIELD(log_json), .arg = "F", .choices = formats,
      .help = "Form of the log on standard error (default: text)."},

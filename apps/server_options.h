@@ -14,7 +14,7 @@ typedef struct server_options {
     uint32_t port, sequential_limit, deadline_s, keepalive_s, io_timeout_s, max_connections, grace_s, prefix_points;
     uint64_t max_output, max_body;
     int buffer_structured, prefix_reuse, log_json; /* indexes into their choices */
-    bool any_model, allow_sampling, clamp_max_tokens, metrics, slots_endpoint;
+    bool any_model, allow_sampling, clamp_max_tokens, metrics, slots_endpoint, ui;
     /* NULL-terminated forms of the lists. */
     const char *alias_names[SERVER_NAMES_MAX + 1], *origin_names[MS_OPTION_LIST_MAX + 1];
     char *alias_text; /* owned */

@@ -10,6 +10,7 @@
 enum { DEFAULT_OUTPUT = 256, CALLS_MAX = 4096, CALLS_MAX_BYTES = 16 << 20 };
 
 static const ms_route routes[] = {
+    {"/", false, MS_GET, true, MS_API_CHAT, ms_handle_ui},
     {"/health", false, MS_GET, true, MS_API_CHAT, ms_handle_health},
     {"/v1/health", false, MS_GET, true, MS_API_CHAT, ms_handle_health},
     {"/v1/models", false, MS_GET, false, MS_API_CHAT, ms_handle_models},

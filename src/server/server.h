@@ -30,7 +30,7 @@ typedef struct ms_server_options {
     uint64_t max_output; /* ceiling of a request */
     uint32_t sequential_limit, deadline_s, keepalive_s;
     bool reuse, buffer_structured;
-    bool metrics, slots_endpoint;
+    bool metrics, slots_endpoint, ui;
     const char *fingerprint;
 
     /* For /health and /props. */

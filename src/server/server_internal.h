@@ -36,6 +36,7 @@ void ms_handle_model(void *arg, ms_exchange *x);
 void ms_handle_props(void *arg, ms_exchange *x);
 void ms_handle_slots(void *arg, ms_exchange *x);
 void ms_handle_metrics(void *arg, ms_exchange *x);
+void ms_handle_ui(void *arg, ms_exchange *x);
 
 /* Renders a parsed request with remembered calls put in; false: *e is filled. */
 bool ms_server_render(ms_server *s, const ms_api_request *q, ms_candidate *out, ms_api_error *e);
