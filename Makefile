@@ -28,7 +28,7 @@ WARN     = -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-pro
 COMPILE := $(OPT) -g $(WARN) $(CFLAGS) -std=c11 -ffp-contract=off -fno-math-errno -pthread -D_GNU_SOURCE \
            $(CPPFLAGS) -Iinclude -Isrc
 LINK    := -pthread $(LDFLAGS) -Wl,--as-needed
-LIBS    := -luring -llzma -lcrypto -lm $(LDLIBS)
+LIBS    := -lmicrohttpd -luring -llzma -lcrypto -lm $(LDLIBS)
 ifneq ($(SAN),)
 COMPILE += -fsanitize=$(SAN) -fno-omit-frame-pointer
 ifneq ($(findstring undefined,$(SAN)),)
@@ -179,6 +179,8 @@ $(BUILD)/%.o: %.c $(BUILD)/compile.flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
 	$(Q)$(CC) $(COMPILE) $(KERNEL) -MMD -MP -c $< -o $@
+
+$(BUILD)/src/server/ui_page.o: src/server/ui/page.html # embedded with .incbin
 
 $(LIB): $(OBJ) $(BUILD)/library.list
 	$(call say,AR,$@)

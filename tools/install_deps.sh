@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes sure that everything the build needs is there: compiler, make, and the headers of five libraries.
+# Makes sure that everything the build needs is there: compiler, make, and the headers of six libraries.
 #
 # Looks first and installs only what is missing, with apt (Debian 12, Ubuntu 24.04); needs root or sudo only then.
 # Exit status 2 with a message naming the packages when it cannot install them.  Prints to standard error.
 set -euo pipefail
 
-all_packages=(build-essential liburing-dev libedit-dev liblzma-dev libssl-dev libcmocka-dev)
+all_packages=(build-essential libmicrohttpd-dev liburing-dev libedit-dev liblzma-dev libssl-dev libcmocka-dev)
 compiler="${CC:-cc}"
 
 have_header() {
@@ -18,6 +18,7 @@ look() {
         missing=("${all_packages[@]}") # without a compiler nothing can be looked for; apt keeps what is there
         return
     fi
+    have_header microhttpd.h || missing+=(libmicrohttpd-dev)
     have_header liburing.h || missing+=(liburing-dev)
     have_header histedit.h || missing+=(libedit-dev)
     have_header lzma.h || missing+=(liblzma-dev)

@@ -42,6 +42,7 @@ typedef struct parser {
     open_node *stack;
     unsigned depth, stack_cap;
     ms_error *err;
+    ms_json_report report;
 } parser;
 
 /* ------------------------------------------------------------------ arena */
@@ -168,8 +169,14 @@ static void position(const parser *p, const char *at, size_t *line, size_t *colu
     }
 }
 
+static void note_fault(parser *p, const char *at, ms_json_fault fault) {
+    p->report.fault = fault;
+    p->report.offset = (size_t)(at - p->text);
+}
+
 static ms_status fail_found(parser *p, const char *at, const char *expected, const char *found) {
     size_t line, column;
+    note_fault(p, at, MS_JSON_FAULT_SYNTAX);
     position(p, at, &line, &column);
     return ms_fail(p->err, MS_ERR_FORMAT, "%s: line %zu, column %zu: expected %s, found %s", p->name, line, column,
                    expected, found);
@@ -229,7 +236,10 @@ static ms_status read_escape(parser *p, const char **s, const char *end, char **
             *s += 6;
         }
     }
-    if (cp >= 0xd800 && cp < 0xe000) cp = MS_UTF8_REPLACEMENT;
+    if (cp >= 0xd800 && cp < 0xe000) {
+        cp = MS_UTF8_REPLACEMENT;
+        p->report.lone_surrogates++;
+    }
     *out += ms_utf8_encode(cp, *out);
     return MS_OK;
 }
@@ -342,6 +352,7 @@ static void skip_space(parser *p) {
 
 static ms_json *new_node(parser *p) {
     if (p->nodes >= p->limits.max_nodes) {
+        note_fault(p, p->pos, MS_JSON_FAULT_NODES);
         (void)ms_fail(p->err, MS_ERR_FORMAT, "%s: expected at most %zu JSON values, found more", p->name,
                       p->limits.max_nodes);
         return NULL;
@@ -359,6 +370,7 @@ static ms_json *new_node(parser *p) {
 static ms_status push_open(parser *p, ms_json *v) {
     if (p->depth >= p->limits.max_depth) {
         size_t line, column;
+        note_fault(p, p->pos, MS_JSON_FAULT_DEPTH);
         position(p, p->pos, &line, &column);
         return ms_fail(p->err, MS_ERR_FORMAT,
                        "%s: line %zu, column %zu: expected at most %u levels of nesting, found more", p->name, line,
@@ -416,6 +428,7 @@ static ms_status check_unique(parser *p, const ms_json *obj) {
     free(list);
     if (!again) return MS_OK;
     size_t line, column;
+    note_fault(p, again->raw, MS_JSON_FAULT_DUPLICATE);
     position(p, again->raw, &line, &column);
     return ms_fail(p->err, MS_ERR_FORMAT, "%s: line %zu, column %zu: expected each key once, found \"%.80s\" again",
                    p->name, line, column, again->key);
@@ -489,9 +502,10 @@ ms_status ms_json_parse(ms_json_doc **doc, const char *text, size_t len, const c
     if (p.limits.max_depth > MS_JSON_MAX_DEPTH) p.limits.max_depth = MS_JSON_MAX_DEPTH;
     if (!p.limits.max_nodes) p.limits.max_nodes = 4000000;
     p.doc = calloc(1, sizeof *p.doc);
-    if (!p.doc) return ms_fail_memory(err, "a JSON document", sizeof *p.doc);
-    ms_status status = parse_all(&p);
+    ms_status status = p.doc ? parse_all(&p) : ms_fail_memory(err, "a JSON document", sizeof *p.doc);
     free(p.stack);
+    if (status == MS_ERR_MEMORY) p.report.fault = MS_JSON_FAULT_MEMORY;
+    if (p.limits.report) *p.limits.report = p.report;
     if (status != MS_OK) {
         ms_json_free(p.doc);
         return status;

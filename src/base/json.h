@@ -39,6 +39,22 @@ typedef struct ms_json_doc ms_json_doc;
 /* No document nests deeper, so that the (recursive) writer needs little stack. */
 #define MS_JSON_MAX_DEPTH 1000u
 
+/* What a parse met, for callers that answer in their own words. */
+typedef enum ms_json_fault {
+    MS_JSON_FAULT_NONE,
+    MS_JSON_FAULT_SYNTAX,
+    MS_JSON_FAULT_DEPTH,
+    MS_JSON_FAULT_NODES,
+    MS_JSON_FAULT_DUPLICATE,
+    MS_JSON_FAULT_MEMORY
+} ms_json_fault;
+
+typedef struct ms_json_report {
+    ms_json_fault fault;
+    size_t offset;          /* of the fault, in bytes from the start of the text */
+    size_t lone_surrogates; /* escapes that became U+FFFD */
+} ms_json_report;
+
 typedef struct ms_json_limits {
     unsigned max_depth;  /* nesting of arrays and objects; 0: 64; more than MS_JSON_MAX_DEPTH counts as that */
     size_t max_nodes;    /* values in all; 0: 4 million */
@@ -47,6 +63,7 @@ typedef struct ms_json_limits {
     bool allow_invalid_utf8; /* replace maximal ill-formed subparts by U+FFFD instead of refusing */
     bool allow_trailing; /* stop after the first value; *end tells where */
     bool reject_duplicates; /* a repeated key in one object is an error */
+    ms_json_report *report; /* filled on every outcome; may be NULL */
 } ms_json_limits;
 
 /* Parses text[0..len).  `name` goes in front of error messages (a file name, "request body").

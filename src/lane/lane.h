@@ -116,6 +116,13 @@ typedef struct ms_lane {
 
     ms_status (*render)(const ms_json *request, ms_segments *out, ms_error *err);
     const ms_reply_parser_ops *parser;
+
+    /* What a server offers of the chat format. */
+    const char *model_id;         /* default name of the model */
+    const char *const *efforts;   /* NULL-terminated; "none" among them: thinking can be off */
+    const char *default_effort;
+    bool dynamic_tools;           /* system messages may declare tools */
+    bool keeps_reasoning;         /* the reasoning of old turns is part of the prompt */
 } ms_lane;
 
 extern const ms_lane ms_lane_k3;

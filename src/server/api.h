@@ -35,6 +35,8 @@ typedef struct ms_api_error {
 /* Fills *e (NULL is fine) and returns false, so that `return ms_api_fail(...)` reads as one step. */
 bool ms_api_fail(ms_api_error *e, int http, const char *code, const char *param, const char *fmt, ...) MS_PRINTF(5, 6);
 
+#define MS_API_KEY_BYTES 32
+
 /* What a lane and the server's options allow, asked by parse. */
 typedef struct ms_api_limits {
     const char *model_id;
@@ -45,6 +47,14 @@ typedef struct ms_api_limits {
     bool sampling, logprobs, dynamic_tools;
     const char *const *efforts; /* NULL-terminated; "none" among them: thinking can be switched off */
     const char *default_effort;
+    /* Signs thinking blocks and seals encrypted reasoning items.  What another key sealed cannot be read back. */
+    uint8_t key[MS_API_KEY_BYTES];
+    /* Responses: the conversation that made this call, as the elements of a chat.h `messages` list (comma between them)
+     * whose last one is the assistant message with the call.  Appends and returns true, or returns false; called from
+     * parse on its thread.  NULL: no call is remembered. */
+    bool (*call_history)(void *arg, const char *call_id, size_t len, ms_text *messages);
+    void *call_history_arg;
+    bool needs_reasoning; /* the template renders the reasoning of old turns, so that a replay must have it */
 } ms_api_limits;
 
 typedef struct ms_api_tool {
@@ -69,7 +79,8 @@ typedef struct ms_api_request {
     ms_text body;     /* the text behind doc */
 
     /* The conversation as a chat.h request (messages, tools, tool_choice, parallel_tool_calls, response_format,
-     * thinking, thinking_effort): what the lane renders.  Tool results are already in call order. */
+     * thinking, thinking_effort): what the lane renders.  Tool results are already in call order.  Texts of several
+     * parts stay several text parts, each encoded by itself, but for assistant messages, which are one reply. */
     ms_text chat;
     ms_json_doc *chat_doc;
     /* Completions only: text or ids, exactly one of them. */
@@ -111,6 +122,7 @@ typedef struct ms_api_request {
     const ms_json *schema; /* MS_API_JSON_SCHEMA only */
     bool schema_strict;
 
+    uint8_t key[MS_API_KEY_BYTES]; /* of the limits */
     ms_text ignored;       /* comma list for X-Moonshine-Ignored-Fields */
     ms_text ignored_tools; /* Responses and Messages: tool kinds skipped */
     uint32_t repaired_surrogates;
@@ -152,7 +164,7 @@ typedef struct ms_api_end {
     ms_api_usage usage;
     const char *stop; /* the stop string that matched; NULL */
     size_t stop_len;
-    const char *comment; /* accounting text of the last stream comment, without ": " */
+    const char *comment; /* accounting text of the last stream comment, without ": "; each line is one comment */
 } ms_api_end;
 
 /* Events come in this order: start, {think text}, {response text}, {tool_begin, {tool_arguments}, tool_end}, finish; or
@@ -169,8 +181,8 @@ typedef struct ms_api_writer_ops {
     void (*finish)(ms_api_writer *w, ms_text *out, const ms_api_end *e);
     /* After start of a stream: the API's error event and ending.  Else: the error document. */
     void (*error)(ms_api_writer *w, ms_text *out, const ms_api_error *e, const char *request_id);
-    /* what: "prefill layer 41/93".  progress: return_progress wants a data chunk of total, cached, processed tokens and
-     * ms. */
+    /* what: "prefill layer 41/93".  progress: total, cached and processed tokens (cached ones included), ms; a data chunk where the request has
+     * return_progress, else the same as keepalive.  Both write nothing without `stream`. */
     void (*keepalive)(ms_api_writer *w, ms_text *out, const char *what);
     void (*progress)(ms_api_writer *w, ms_text *out, uint64_t total, uint64_t cached, uint64_t processed,
                      uint64_t elapsed_ms);
@@ -178,6 +190,7 @@ typedef struct ms_api_writer_ops {
 } ms_api_writer_ops;
 struct ms_api_writer {
     const ms_api_writer_ops *ops;
+    char call_id[48]; /* of the call that tool_begin opened last, as the client will send it back */
 };
 
 typedef struct ms_api_codec {
@@ -192,7 +205,8 @@ typedef struct ms_api_codec {
 
 extern const ms_api_codec ms_api_chat, ms_api_completions, ms_api_messages, ms_api_responses;
 
-/* The error document of an API outside any stream (also for transport errors): appended to `out`. */
+/* The error document of an API outside any stream (also for transport errors): appended to `out`.  request_id may be
+ * NULL. */
 void ms_api_error_document(ms_text *out, ms_api_kind kind, const ms_api_error *e, const char *request_id);
 
 #endif

@@ -111,54 +111,14 @@ static ms_status render_reply(const ms_text_model *model, bool thinking, const m
     return status;
 }
 
-/* A place in a list of segments. */
-typedef struct place {
-    size_t segment, offset;
-} place;
-
-static bool step_bytes(const ms_segments *s, place *p, const uint8_t *bytes, size_t len) {
-    while (len) {
-        if (p->segment == s->count || s->items[p->segment].control) return false;
-        const ms_segment *seg = &s->items[p->segment];
-        size_t n = seg->len - p->offset < len ? seg->len - p->offset : len;
-        if (memcmp(seg->text + p->offset, bytes, n) != 0) return false;
-        bytes += n;
-        len -= n;
-        p->offset += n;
-        if (p->offset == seg->len) *p = (place){p->segment + 1, 0};
-    }
-    return true;
-}
-
-/* Whether ids spell the segments from *p on, however the text between control tokens is cut into tokens; *p moves to
- * where they end, which is never inside a code point. */
-static bool spell(const ms_tokenizer *t, const ms_segments *s, place *p, const uint32_t *ids, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const char *name = ms_tokenizer_control_name(t, ids[i]);
-        if (name) {
-            if (p->offset || p->segment == s->count) return false;
-            const ms_segment *seg = &s->items[p->segment];
-            if (!seg->control || strlen(name) != seg->len || memcmp(name, seg->text, seg->len) != 0) return false;
-            p->segment++;
-            continue;
-        }
-        size_t len;
-        const uint8_t *bytes = ms_tokenizer_token(t, ids[i], &len);
-        if (!bytes || !step_bytes(s, p, bytes, len)) return false;
-    }
-    return !p->offset || (s->items[p->segment].text[p->offset] & 0xC0) != 0x80;
-}
-
-/* Ids that end a reply of which `generated` exists: what is missing behind it (*exact), else the whole reply's
- * rendering. */
-static ms_status finish_reply(const ms_text_model *model, bool thinking, const ms_reply *reply,
+ms_status ms_reply_finish_ids(const ms_text_model *model, bool thinking, const ms_reply *reply,
                               const uint32_t *generated, size_t count, bool *exact, ms_ids *out, ms_error *err) {
     reply_segments r;
     MS_TRY(render_reply(model, thinking, reply, &r, err));
-    place p = {r.first, 0};
-    *exact = spell(model->tokenizer, &r.all, &p, generated, count);
+    ms_segment_place p = {r.first, 0};
+    *exact = ms_segments_spell(&r.all, model->tokenizer, &p, generated, count) && ms_segments_whole(&r.all, &p);
     ms_status status = MS_OK;
-    if (!*exact) p = (place){r.first, 0};
+    if (!*exact) p = (ms_segment_place){r.first, 0};
     if (p.offset) {
         const ms_segment *seg = &r.all.items[p.segment++];
         status = ms_tokenizer_encode(model->tokenizer, seg->text + p.offset, seg->len - p.offset, false, out, err);
@@ -168,11 +128,11 @@ static ms_status finish_reply(const ms_text_model *model, bool thinking, const m
     return status;
 }
 
-static ms_status count_closing(const ms_text_model *model, bool thinking, size_t *out, ms_error *err) {
+ms_status ms_reply_closing_count(const ms_text_model *model, bool thinking, size_t *out, ms_error *err) {
     const ms_reply empty = {0};
     ms_ids ids = {0};
     bool exact;
-    ms_status status = finish_reply(model, thinking, &empty, NULL, 0, &exact, &ids, err);
+    ms_status status = ms_reply_finish_ids(model, thinking, &empty, NULL, 0, &exact, &ids, err);
     *out = ids.count;
     ms_ids_free(&ids);
     return status;
@@ -248,7 +208,7 @@ static ms_status close_tail(const ms_text_model *model, bool thinking, const uin
         tail += prompt.count;
         count -= prompt.count;
         status = parse_reply(model, thinking ? MS_CHANNEL_THINK : MS_CHANNEL_RESPONSE, tail, count, &reply, err);
-        if (status == MS_OK) status = finish_reply(model, thinking, &reply, tail, count, found, closing, err);
+        if (status == MS_OK) status = ms_reply_finish_ids(model, thinking, &reply, tail, count, found, closing, err);
         if (!*found) closing->count = 0;
     }
     ms_reply_free(&reply);
@@ -319,7 +279,7 @@ ms_status ms_conversation_user(const ms_conversation *c, const char *text, size_
     *out = (ms_prompt){.mode = c->mode, .channel = c->mode.thinking ? MS_CHANNEL_THINK : MS_CHANNEL_RESPONSE};
     write_user(&out->message, "user", text, len);
     ms_status status = user_ids(c, &out->message, out, err);
-    if (status == MS_OK) status = count_closing(c->model, c->mode.thinking, &out->closing_tokens, err);
+    if (status == MS_OK) status = ms_reply_closing_count(c->model, c->mode.thinking, &out->closing_tokens, err);
     if (status != MS_OK) ms_prompt_free(out);
     return status;
 }
@@ -350,7 +310,7 @@ ms_status ms_conversation_request(const ms_conversation *c, const ms_json *reque
     ms_segments all = {0};
     ms_status status = c->model->lane->render(request, &all, err);
     if (status == MS_OK) status = encode_from(c->model, &all, 0, &out->ids, err);
-    if (status == MS_OK) status = count_closing(c->model, thinking, &out->closing_tokens, err);
+    if (status == MS_OK) status = ms_reply_closing_count(c->model, thinking, &out->closing_tokens, err);
     if (status == MS_OK) status = collect_tools(request, &out->tools, err);
     ms_segments_free(&all);
     if (status != MS_OK) ms_prompt_free(out);
@@ -364,7 +324,7 @@ static ms_status turn_ids(const ms_conversation *c, const ms_prompt *p, const ms
                           const uint32_t *generated, size_t count, size_t *forced, ms_ids *out, ms_error *err) {
     ms_ids closing = {0};
     bool exact = false;
-    ms_status status = finish_reply(c->model, p->mode.thinking, reply, generated, count, &exact, &closing, err);
+    ms_status status = ms_reply_finish_ids(c->model, p->mode.thinking, reply, generated, count, &exact, &closing, err);
     if (status == MS_OK) status = ms_ids_append(out, p->ids.data, p->ids.count, err);
     if (status == MS_OK && exact && count) status = ms_ids_append(out, generated, count, err);
     if (status == MS_OK && closing.count) status = ms_ids_append(out, closing.data, closing.count, err);

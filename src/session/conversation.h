@@ -83,6 +83,13 @@ ms_status ms_conversation_accept(ms_conversation *c, const ms_prompt *p, const m
 /* Takes the last accepted user turn back; false: there is none. */
 bool ms_conversation_undo(ms_conversation *c);
 
+/* Ids that end a reply of which `generated` exists: what is missing behind it (*exact), else the whole reply's
+ * rendering. */
+ms_status ms_reply_finish_ids(const ms_text_model *model, bool thinking, const ms_reply *reply,
+                              const uint32_t *generated, size_t count, bool *exact, ms_ids *out, ms_error *err);
+/* At most so many ids close a reply without tool calls that is cut anywhere. */
+ms_status ms_reply_closing_count(const ms_text_model *model, bool thinking, size_t *out, ms_error *err);
+
 /* Whether the next turn renders earlier turns again, because the mode changed and the messages are known. */
 bool ms_conversation_rerenders(const ms_conversation *c);
 

@@ -27,14 +27,15 @@ void ms_stop_strings_restart(ms_stop_strings *s) {
 /* What begins at text[0..len): a whole stop string, the beginning of one that the text cuts, or neither. */
 typedef enum start { START_NONE, START_PARTIAL, START_WHOLE } start;
 
-static start looks_like(const ms_stop_strings *s, const char *text, size_t len) {
+static start looks_like(ms_stop_strings *s, const char *text, size_t len) {
     start found = START_NONE;
     for (size_t i = 0; i < s->count; i++) {
         const ms_text *t = &s->text[i];
         size_t n = t->len < len ? t->len : len;
         if (memcmp(t->data, text, n) != 0) continue;
-        if (n == t->len) return START_WHOLE;
-        found = START_PARTIAL;
+        if (n == t->len && (found != START_WHOLE || t->len > s->text[s->match].len)) s->match = i;
+        if (n == t->len) found = START_WHOLE;
+        else if (found == START_NONE) found = START_PARTIAL;
     }
     return found;
 }

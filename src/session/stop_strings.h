@@ -11,13 +11,14 @@
 
 #include "base/text.h"
 
-#define MS_STOP_STRINGS_MAX 4u
+#define MS_STOP_STRINGS_MAX 16u
 
 typedef struct ms_stop_strings {
     ms_text text[MS_STOP_STRINGS_MAX];
     size_t count;
     ms_text held;
     bool matched;
+    size_t match; /* which one, when matched */
 } ms_stop_strings;
 
 /* The value is zero-initialised; adds one stop string of len bytes. */

@@ -49,6 +49,42 @@ ms_status ms_segments_encode(const ms_segments *s, const ms_tokenizer *t, ms_ids
     return MS_OK;
 }
 
+static bool spell_bytes(const ms_segments *s, ms_segment_place *p, const uint8_t *bytes, size_t len) {
+    while (len) {
+        if (p->segment == s->count || s->items[p->segment].control) return false;
+        const ms_segment *seg = &s->items[p->segment];
+        size_t n = seg->len - p->offset < len ? seg->len - p->offset : len;
+        if (memcmp(seg->text + p->offset, bytes, n) != 0) return false;
+        bytes += n;
+        len -= n;
+        p->offset += n;
+        if (p->offset == seg->len) *p = (ms_segment_place){p->segment + 1, 0};
+    }
+    return true;
+}
+
+bool ms_segments_spell(const ms_segments *s, const ms_tokenizer *t, ms_segment_place *p, const uint32_t *ids,
+                       size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const char *name = ms_tokenizer_control_name(t, ids[i]);
+        if (name) {
+            if (p->offset || p->segment == s->count) return false;
+            const ms_segment *seg = &s->items[p->segment];
+            if (!seg->control || strlen(name) != seg->len || memcmp(name, seg->text, seg->len) != 0) return false;
+            p->segment++;
+            continue;
+        }
+        size_t len;
+        const uint8_t *bytes = ms_tokenizer_token(t, ids[i], &len);
+        if (!bytes || !spell_bytes(s, p, bytes, len)) return false;
+    }
+    return true;
+}
+
+bool ms_segments_whole(const ms_segments *s, const ms_segment_place *p) {
+    return !p->offset || (s->items[p->segment].text[p->offset] & 0xC0) != 0x80;
+}
+
 void ms_reply_free(ms_reply *r) {
     if (!r) return;
     for (size_t i = 0; i < r->call_count; i++) {

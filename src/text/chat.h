@@ -30,6 +30,17 @@ void ms_segments_free(ms_segments *s);
 /* Appends the ids of all segments.  A control name the tokenizer does not have is MS_ERR_INTERNAL. */
 ms_status ms_segments_encode(const ms_segments *s, const ms_tokenizer *t, ms_ids *out, ms_error *err);
 
+/* A place in a list of segments. */
+typedef struct ms_segment_place {
+    size_t segment, offset;
+} ms_segment_place;
+/* Whether ids spell the segments from *place on, however the text between control tokens is cut into tokens; *place
+ * moves to where they end. */
+bool ms_segments_spell(const ms_segments *s, const ms_tokenizer *t, ms_segment_place *place, const uint32_t *ids,
+                       size_t count);
+/* Whether the place is not inside a code point. */
+bool ms_segments_whole(const ms_segments *s, const ms_segment_place *place);
+
 typedef struct ms_tool_call {
     char *name; /* not empty; generated, so it may contain U+0000: compare with name_len */
     size_t name_len;
@@ -58,6 +69,8 @@ typedef enum ms_channel { MS_CHANNEL_NONE, MS_CHANNEL_THINK, MS_CHANNEL_RESPONSE
 /* Text decided by the last pushed token; either may be empty. */
 typedef struct ms_reply_delta {
     ms_text reasoning, content; /* replaced on every push; owned by the parser's caller, see lane docs */
+    ms_channel channel;         /* whose text the pushed token is; NONE: structure or a call */
+    bool in_tools;              /* the reply is where calls are */
 } ms_reply_delta;
 
 #endif

@@ -237,11 +237,39 @@ static void text_buffer(void **state) {
     ms_text_free(NULL);
 }
 
+static ms_json_report report_of(const char *text) {
+    ms_json_report report = {.offset = 99};
+    ms_json_limits limits = {.max_depth = 3, .max_nodes = 6, .reject_duplicates = true, .report = &report};
+    ms_json_doc *doc;
+    ms_status status = ms_json_parse(&doc, text, strlen(text), "t", &limits, NULL);
+    assert_int_equal(status == MS_OK, report.fault == MS_JSON_FAULT_NONE);
+    ms_json_free(doc);
+    return report;
+}
+
+static void reports(void **state) {
+    (void)state;
+    ms_json_report r = report_of("[\"\\ud800\", \"\\ud83d\\ude00\", {\"\\udc00\\ud800\": \"\\ufffd\"}]");
+    assert_int_equal(r.lone_surrogates, 3);
+    assert_int_equal(r.offset, 0);
+    r = report_of("[1, x]");
+    assert_int_equal(r.fault, MS_JSON_FAULT_SYNTAX);
+    assert_int_equal(r.offset, 4);
+    r = report_of("[[[[1]]]]");
+    assert_int_equal(r.fault, MS_JSON_FAULT_DEPTH);
+    assert_int_equal(r.offset, 3);
+    r = report_of("{\"a\":1,\"b\":2,\"a\":3}");
+    assert_int_equal(r.fault, MS_JSON_FAULT_DUPLICATE);
+    assert_int_equal(r.offset, 17);
+    assert_int_equal(report_of("[1,2,3,4,5,6,7]").fault, MS_JSON_FAULT_NODES);
+    assert_int_equal(report_of("[1").offset, 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_and_spans), cmocka_unit_test(strings),     cmocka_unit_test(refusals),
         cmocka_unit_test(limits),           cmocka_unit_test(typed_reads), cmocka_unit_test(numbers),
-        cmocka_unit_test(styles), cmocka_unit_test(text_buffer),
+        cmocka_unit_test(styles),           cmocka_unit_test(text_buffer), cmocka_unit_test(reports),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

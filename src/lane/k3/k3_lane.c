@@ -93,6 +93,8 @@ static void parser_destroy(void *p) { k3_parser_destroy(p); }
 static const ms_reply_parser_ops parser = {
     .create = parser_create, .push = parser_push, .finish = parser_finish, .destroy = parser_destroy};
 
+static const char *const efforts[] = {"low", "medium", "high", "max", NULL};
+
 const ms_lane ms_lane_k3 = {
     .name = "k3",
     .config_bytes = sizeof(k3_config),
@@ -111,4 +113,9 @@ const ms_lane ms_lane_k3 = {
     .forward = k3_forward,
     .render = k3_render,
     .parser = &parser,
+    .model_id = "moonshine",
+    .efforts = efforts,
+    .default_effort = "max",
+    .dynamic_tools = true,
+    .keeps_reasoning = true,
 };

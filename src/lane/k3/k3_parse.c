@@ -438,6 +438,15 @@ static void clear_delta(ms_reply_delta *delta) {
     if (!delta) return;
     clear(&delta->reasoning);
     clear(&delta->content);
+    delta->channel = MS_CHANNEL_NONE;
+    delta->in_tools = false;
+}
+
+/* Whose text an ordinary id is now. */
+static ms_channel text_channel(const k3_parser *p) {
+    if (p->tag != TAG_NONE) return MS_CHANNEL_NONE;
+    if (p->state == ST_THINK) return MS_CHANNEL_THINK;
+    return p->state == ST_RESPONSE || p->state == ST_IDLE ? MS_CHANNEL_RESPONSE : MS_CHANNEL_NONE;
 }
 
 static ms_status check_memory(k3_parser *p) {
@@ -460,6 +469,7 @@ ms_status k3_parser_push(k3_parser *p, uint32_t id, ms_reply_delta *delta, bool 
     p->err = err;
     size_t reasoning = p->reasoning.len, content = p->content.len;
     if (id < p->first_control) {
+        if (delta) delta->channel = text_channel(p);
         size_t len;
         const uint8_t *bytes = ms_tokenizer_token(p->tokenizer, id, &len);
         ms_utf8_stream_push(&p->utf8, bytes, len, &p->decided);
@@ -468,6 +478,7 @@ ms_status k3_parser_push(k3_parser *p, uint32_t id, ms_reply_delta *delta, bool 
         control_id(p, id - p->first_control);
     }
     fill_delta(p, delta, reasoning, content);
+    if (delta) delta->in_tools = p->state == ST_TOOLS || in_call(p);
     *done = p->over;
     return check_memory(p);
 }

@@ -1,0 +1,239 @@
+#include "server/decode.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+enum { PROGRESS_TOKENS = 64 };
+static const float logprob_floor = -9999.0f;
+
+/* ------------------------------------------------------------------ life */
+
+static ms_status add_stops(ms_decode *d, ms_error *err) {
+    const ms_api_request *r = &d->job->request;
+    for (size_t i = 0; i < r->stop_count; i++) {
+        MS_TRY(ms_stop_strings_add(&d->stops, r->stops[i].text, r->stops[i].len, err));
+    }
+    return MS_OK;
+}
+
+ms_status ms_decode_init(ms_decode *d, ms_generator *g, ms_job *j, ms_channel channel, uint64_t limit, ms_error *err) {
+    const ms_api_request *r = &j->request;
+    *d = (ms_decode){.g = g, .job = j, .limit = limit};
+    ms_sampler_greedy(&d->sampler);
+    if (r->sampled) {
+        d->sampler.temperature = r->temperature;
+        d->sampler.top_p = r->top_p;
+        d->sampler.min_p = r->min_p;
+        d->sampler.top_k = r->top_k > UINT32_MAX ? 0 : (uint32_t)r->top_k;
+        d->sampler.seed = r->seed;
+    }
+    d->hold = r->format != MS_API_TEXT && g->buffer_structured;
+    ms_status status = add_stops(d, err);
+    if (status == MS_OK && channel != MS_CHANNEL_NONE) {
+        status = g->text->lane->parser->create(&d->parser, g->text->tokenizer, channel, err);
+    }
+    if (status != MS_OK) ms_decode_fini(d);
+    return status;
+}
+
+void ms_decode_fini(ms_decode *d) {
+    if (d->parser) d->g->text->lane->parser->destroy(d->parser);
+    d->parser = NULL;
+    ms_stop_strings_free(&d->stops);
+    ms_text_free(&d->delta.reasoning);
+    ms_text_free(&d->delta.content);
+    ms_text_free(&d->piece);
+    ms_text_free(&d->shown);
+    ms_ids_free(&d->generated);
+    free(d->logprobs.items);
+}
+
+/* ------------------------------------------------------------------ log probabilities */
+
+static void name_token(const ms_decode *d, uint32_t id, const char **bytes, size_t *len) {
+    const ms_tokenizer *t = d->g->text->tokenizer;
+    const uint8_t *piece = ms_tokenizer_token(t, id, len);
+    *bytes = (const char *)piece;
+    if (piece) return;
+    *bytes = ms_tokenizer_control_name(t, id);
+    *len = *bytes ? strlen(*bytes) : 0;
+}
+
+static float clamp_logprob(double v) { return v < (double)logprob_floor ? logprob_floor : (float)v; }
+
+/* Inserts into the list of the best, largest first, the lower id first at a tie. */
+static void keep_best(uint32_t *ids, uint32_t *count, uint32_t most, const float *logits, uint32_t id) {
+    uint32_t at = *count;
+    while (at && logits[ids[at - 1]] < logits[id]) at--;
+    if (at == most) return;
+    uint32_t last = *count < most ? (*count)++ : most - 1;
+    memmove(ids + at + 1, ids + at, (last - at) * sizeof *ids);
+    ids[at] = id;
+}
+
+static ms_status add_logprob(ms_decode *d, const float *logits, uint32_t id, ms_error *err) {
+    ms_logprob_list *l = &d->logprobs;
+    if (l->count == l->cap) {
+        size_t cap = l->cap ? 2 * l->cap : 8;
+        ms_api_logprob *items = realloc(l->items, cap * sizeof *items);
+        if (!items) return ms_fail_memory(err, "log probabilities", cap * sizeof *items);
+        l->items = items;
+        l->cap = cap;
+    }
+    uint32_t vocab = d->g->timeline->vocab, best[20], count = 0;
+    double max = -INFINITY, sum = 0;
+    uint32_t most = d->job->request.top_logprobs < 20 ? d->job->request.top_logprobs : 20;
+    for (uint32_t i = 0; i < vocab; i++) {
+        if ((double)logits[i] > max) max = (double)logits[i];
+        if (most) keep_best(best, &count, most, logits, i);
+    }
+    for (uint32_t i = 0; i < vocab; i++) sum += exp((double)logits[i] - max);
+    double log_sum = max + log(sum);
+    ms_api_logprob *p = &l->items[l->count++];
+    *p = (ms_api_logprob){.logprob = clamp_logprob((double)logits[id] - log_sum), .top_count = count};
+    name_token(d, id, &p->bytes, &p->len);
+    for (uint32_t i = 0; i < count; i++) {
+        name_token(d, best[i], &p->top[i].bytes, &p->top[i].len);
+        p->top[i].logprob = clamp_logprob((double)logits[best[i]] - log_sum);
+    }
+    return MS_OK;
+}
+
+/* ------------------------------------------------------------------ text */
+
+/* Gives out response text up to the end of `shown`, with the tokens that made it. */
+static void show_response(ms_decode *d) {
+    size_t len = d->shown.len - d->held_from;
+    if (d->hold || !len) return;
+    ms_job_text(d->job, MS_CHANNEL_RESPONSE, d->shown.data + d->held_from, len, d->logprobs.items, d->logprobs.count);
+    d->logprobs.count = 0;
+    d->held_from = d->shown.len;
+}
+
+void ms_decode_release(ms_decode *d) {
+    d->hold = false;
+    show_response(d);
+}
+
+static ms_status give_delta(ms_decode *d, bool last, ms_error *err) {
+    ms_job_text(d->job, MS_CHANNEL_THINK, d->delta.reasoning.data, d->delta.reasoning.len, NULL, 0);
+    d->piece.len = 0;
+    MS_TRY(ms_stop_strings_push(&d->stops, d->delta.content.data, d->delta.content.len, &d->piece, err));
+    if (last) MS_TRY(ms_stop_strings_finish(&d->stops, &d->piece, err));
+    ms_text_append(&d->shown, d->piece.data, d->piece.len);
+    if (d->piece.failed || d->shown.failed) return ms_fail_memory(err, "text of a reply", d->shown.len);
+    show_response(d);
+    return MS_OK;
+}
+
+/* A token of text without structure. */
+static ms_status push_raw(ms_decode *d, uint32_t id, bool *done) {
+    size_t len;
+    const uint8_t *bytes = ms_tokenizer_token(d->g->text->tokenizer, id, &len);
+    d->delta.reasoning.len = d->delta.content.len = 0;
+    d->delta.channel = MS_CHANNEL_RESPONSE;
+    *done = id == d->g->text->info.eos;
+    if (bytes) ms_utf8_stream_push(&d->utf8, bytes, len, &d->delta.content);
+    else ms_utf8_stream_end(&d->utf8, &d->delta.content);
+    return MS_OK;
+}
+
+static void note_progress(ms_decode *d) {
+    ms_job *j = d->job;
+    uint64_t now = ms_clock_ns();
+    (void)pthread_mutex_lock(&j->lock);
+    j->progress.generated = d->generated.count;
+    if (d->delta.in_tools) j->progress.part = "tool";
+    else if (d->delta.channel == MS_CHANNEL_THINK) j->progress.part = "reasoning";
+    else if (d->delta.channel == MS_CHANNEL_RESPONSE) j->progress.part = "response";
+    const char *part = j->progress.part;
+    uint64_t start = j->progress.decode_start_ns;
+    (void)pthread_mutex_unlock(&j->lock);
+    if (d->last_token_ns) ms_histogram_add(&d->g->metrics->decode_token, (double)(now - d->last_token_ns) / 1e9);
+    d->last_token_ns = now;
+    if (d->generated.count % PROGRESS_TOKENS) return;
+    ms_log_line l;
+    ms_log_begin(&l, d->g->log, MS_LOG_INFO, "request.decode.progress", j->id);
+    ms_log_word(&l, "phase", part);
+    ms_log_u64(&l, "generated", d->generated.count);
+    ms_log_real(&l, "elapsed", (double)(now - start) / 1e9);
+    ms_log_end(&l);
+}
+
+static ms_status take(ms_decode *d, const float *logits, uint32_t id, bool *done, ms_error *err) {
+    MS_TRY(ms_ids_push(&d->generated, id, err));
+    ms_status status = d->parser ? d->g->text->lane->parser->push(d->parser, id, &d->delta, done, err)
+                                 : push_raw(d, id, done);
+    MS_TRY(status);
+    if (d->delta.channel == MS_CHANNEL_THINK) d->reasoning++;
+    if (d->job->request.logprobs && d->delta.channel == MS_CHANNEL_RESPONSE && !*done) {
+        MS_TRY(add_logprob(d, logits, id, err));
+    }
+    MS_TRY(give_delta(d, false, err));
+    note_progress(d);
+    return MS_OK;
+}
+
+/* ------------------------------------------------------------------ loop */
+
+/* Why the reply must not go on; false: it may. */
+static bool is_cut(ms_decode *d) {
+    ms_job *j = d->job;
+    if (j->deadline_ns && ms_clock_ns() >= j->deadline_ns) {
+        d->end = MS_END_DEADLINE;
+        return true;
+    }
+    d->stop = ms_job_stopped(j);
+    if (d->stop == MS_STOP_NONE) return false;
+    d->end = MS_END_CUT;
+    return true;
+}
+
+ms_status ms_decode_run(ms_decode *d, const float *logits, ms_error *err) {
+    ms_causal *t = d->g->timeline;
+    const ms_forward_options one = {.range = 1};
+    for (;;) {
+        uint32_t id;
+        bool done = false;
+        MS_TRY(ms_sampler_pick(&d->sampler, logits, t->vocab, &id, err));
+        MS_TRY(take(d, logits, id, &done, err));
+        if (done || d->stops.matched) {
+            d->end = done ? MS_END_MESSAGE : MS_END_STOP_STRING;
+            return MS_OK;
+        }
+        if (d->generated.count >= d->limit) {
+            d->end = MS_END_LENGTH;
+            return MS_OK;
+        }
+        if (is_cut(d)) return MS_OK;
+        MS_TRY(t->ops->forward(t, &id, 1, &one, err));
+        logits = t->ops->logits(t);
+    }
+}
+
+ms_status ms_decode_finish(ms_decode *d, ms_reply *reply, ms_error *err) {
+    *reply = (ms_reply){0};
+    if (d->parser) {
+        MS_TRY(d->g->text->lane->parser->finish(d->parser, &d->delta, reply, err));
+    } else {
+        d->delta.content.len = 0;
+        ms_utf8_stream_end(&d->utf8, &d->delta.content);
+    }
+    MS_TRY(give_delta(d, true, err));
+    if (!d->stops.matched || d->end == MS_END_CUT) return MS_OK;
+    d->end = MS_END_STOP_STRING;
+    ms_text_append(&d->shown, "", 0);
+    char *copy = malloc(d->shown.len + 1);
+    if (!copy || d->shown.failed) {
+        free(copy);
+        return ms_fail_memory(err, "text of a reply", d->shown.len);
+    }
+    memcpy(copy, d->shown.data, d->shown.len + 1);
+    free(reply->content);
+    reply->content = copy;
+    reply->content_len = d->shown.len;
+    return MS_OK;
+}
