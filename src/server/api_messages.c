@@ -2,6 +2,7 @@
 #include "server/api_conversation.h"
 #include "server/api_write.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------ content blocks */
@@ -284,9 +285,23 @@ static const ms_api_field request_fields[] = {{"model", MS_RULE_USED, NULL},
                                               {"tool_choice", MS_RULE_USED, NULL},
                                               {"thinking", MS_RULE_USED, NULL},
                                               {"output_config", MS_RULE_USED, NULL},
+                                              {"thread", MS_RULE_USED, NULL},
                                               {"mcp_servers", MS_RULE_EMPTY, NULL},
                                               {"container", MS_RULE_NULL, NULL},
                                               {NULL, MS_RULE_USED, NULL}};
+
+/* A conversation that the server keeps: it would send only what is new.  The details tell the client library to send the
+ * whole conversation instead. */
+static bool no_thread(ms_api_parse *p) {
+    static const ms_api_path at = {.key = "thread"};
+    if (!ms_api_any(p->root, "thread")) return true;
+    (void)ms_api_bad(p, &at, "unsupported_parameter", "conversations are not stored; send all messages");
+    if (p->err) {
+        (void)snprintf(p->err->details, sizeof p->err->details,
+                       "{\"error_code\":\"thread_unsupported_request\",\"unsupported\":[\"thread\"]}");
+    }
+    return false;
+}
 
 static bool thinking_and_format(ms_api_parse *p) {
     const ms_json *config, *format = NULL, *effort = NULL;
@@ -306,7 +321,7 @@ static bool thinking_and_format(ms_api_parse *p) {
 }
 
 static bool parse_all(ms_api_parse *p, ms_api_conversation *c) {
-    return ms_api_model(p) && ms_api_get_bool(p, NULL, p->root, "stream", &p->r->stream) &&
+    return ms_api_model(p) && no_thread(p) && ms_api_get_bool(p, NULL, p->root, "stream", &p->r->stream) &&
            ms_api_max_tokens(p, "max_tokens", NULL, p->limits->default_output, !p->count_only) &&
            thinking_and_format(p) && ms_api_sampling(p) &&
            ms_api_stops(p, "stop_sequences", sizeof p->r->stops / sizeof p->r->stops[0], false) &&

@@ -50,6 +50,17 @@ static void basics(void **state) {
               "unsupported_content_part", "messages[0].content[0].type");
     parse_bad(api, HEAD ",'messages':[{'role':'user','content':'x'},{'role':'assistant','content':'{'}]}", 400,
               "assistant_prefill_unsupported", "messages[1]");
+    ms_api_request none;
+    body = json(ASK ",'thread':{'type':'continue','previous_message_id':'msg_1'}}");
+    assert_false(api->parse(&none, body, strlen(body), &l, false, &e));
+    assert_string_equal(e.code, "unsupported_parameter");
+    ms_text out = {0};
+    ms_api_error_document(&out, MS_API_MESSAGES, &e, NULL);
+    ms_json_doc *doc = doc_of(&out); /* what the client library looks for before it sends the whole conversation */
+    is_text(ms_json_root(doc), "error.details.error_code", "thread_unsupported_request");
+    is_text(ms_json_root(doc), "error.details.unsupported[0]", "thread");
+    ms_json_free(doc);
+    ms_text_free(&out);
     parse_bad(api, "{'model':'moonshine','max_tokens':0,'messages':[]}", 400, "out_of_range", "max_tokens");
 }
 
