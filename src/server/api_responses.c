@@ -20,8 +20,10 @@ static const ms_json *remembered(ms_api_parse *p, ms_api_str id, ms_api_conversa
         ms_text_puts(&all, "[");
         ms_text_append(&all, list.data, list.len);
         ms_text_puts(&all, "]");
-        if (list.failed || all.failed) c->failed = true;
-        else if (ms_json_parse(&doc, all.data, all.len, "history", &limits, NULL) != MS_OK) doc = NULL;
+        if (list.failed || all.failed)
+            c->failed = true;
+        else if (ms_json_parse(&doc, all.data, all.len, "history", &limits, NULL) != MS_OK)
+            doc = NULL;
     }
     ms_text_free(&list);
     if (!doc) {
@@ -252,8 +254,7 @@ static bool instructions(ms_api_parse *p, ms_api_conversation *c) {
     if (c->failed) return ms_api_fail_memory(p->err);
     ms_api_message system = c->messages[before];
     const ms_api_message *first = &c->messages[0];
-    bool same = before && first->role == MS_ROLE_SYSTEM && first->parts == 1 &&
-                c->parts[first->part].n == v->str_len &&
+    bool same = before && first->role == MS_ROLE_SYSTEM && first->parts == 1 && c->parts[first->part].n == v->str_len &&
                 memcmp(c->parts[first->part].s, v->str, v->str_len) == 0;
     if (same && p->spliced) {
         c->message_count = before;
@@ -276,8 +277,10 @@ static bool one_tool(ms_api_parse *p, const ms_api_path *at, const ms_json *v) {
         ms_api_tool_skip(p, type);
         return true;
     }
-    ms_api_tool_parts parts = {.name = ms_api_any(v, "name"), .description = ms_api_any(v, "description"),
-                               .parameters = ms_api_any(v, "parameters"), .strict = ms_api_any(v, "strict"),
+    ms_api_tool_parts parts = {.name = ms_api_any(v, "name"),
+                               .description = ms_api_any(v, "description"),
+                               .parameters = ms_api_any(v, "parameters"),
+                               .strict = ms_api_any(v, "strict"),
                                .schema_key = "parameters"};
     return ms_api_tool_add(p, at, &parts) && ms_api_fields(p, at, v, fields);
 }
@@ -328,8 +331,8 @@ static bool not_stored(ms_api_parse *p) {
         at.key = keys[i];
         background = ms_api_any(p->root, keys[i]) != NULL;
     }
-    return !background || ms_api_bad(p, &at, "previous_response_unsupported",
-                                     "responses are not stored; replay the full input");
+    return !background ||
+           ms_api_bad(p, &at, "previous_response_unsupported", "responses are not stored; replay the full input");
 }
 
 static bool include(ms_api_parse *p) {
@@ -339,8 +342,10 @@ static bool include(ms_api_parse *p) {
     ms_api_path item = {.up = &at};
     for (const ms_json *v = list ? list->child : NULL; v; v = v->next, item.index++) {
         if (!ms_api_is(p, &item, v, MS_WANT_STRING)) return false;
-        if (ms_json_is_string(v, "reasoning.encrypted_content")) p->r->include_encrypted_reasoning = true;
-        else ms_api_ignore(p, &item);
+        if (ms_json_is_string(v, "reasoning.encrypted_content"))
+            p->r->include_encrypted_reasoning = true;
+        else
+            ms_api_ignore(p, &item);
     }
     return true;
 }
