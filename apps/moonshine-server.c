@@ -14,7 +14,7 @@
 #include "server/server.h"
 #include "server_options.h"
 
-enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_BROKEN = 70, LOOK_MS = 50 };
+enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_BROKEN = 70, LOOK_MS = 50, MIN_DISTANCE = 512 };
 
 /* Bytes of the pipe that the main thread reads. */
 enum { BYTE_STOP = 's', BYTE_HANGUP = 'h', BYTE_CHANGED = 'c' };
@@ -77,6 +77,32 @@ static void on_engine_log(void *arg, const char *line) {
     ms_log_end(&l);
 }
 
+static void on_kept(void *arg, ms_prefix_event event, uint64_t entry, uint64_t tokens, uint64_t bytes, uint64_t ns,
+                    const char *error) {
+    static const char *const names[] = {"prefix.checkpoint.write", "prefix.checkpoint.restore",
+                                        "prefix.checkpoint.evict", "prefix.checkpoint.corrupt",
+                                        "prefix.checkpoint.failed"};
+    program *p = arg;
+    ms_log_line l;
+    char name[24];
+    (void)snprintf(name, sizeof name, "%016llx", (unsigned long long)entry);
+    ms_log_begin(&l, &p->log, event >= MS_PREFIX_CORRUPT ? MS_LOG_WARN : MS_LOG_INFO, names[event], NULL);
+    ms_log_word(&l, "entry", name);
+    ms_log_u64(&l, "tokens", tokens);
+    ms_log_u64(&l, "bytes", bytes);
+    ms_log_real(&l, "seconds", (double)ns / 1e9);
+    ms_log_word(&l, "error", error);
+    ms_log_end(&l);
+}
+
+static void on_disabled(void *arg) {
+    program *p = arg;
+    ms_log_line l;
+    ms_log_begin(&l, &p->log, MS_LOG_WARN, "prefix.checkpoint.failed", NULL);
+    ms_log_word(&l, "error", "the folder belongs to another process: states are kept in memory alone");
+    ms_log_end(&l);
+}
+
 static void say_ready(program *p) {
     ms_log_line l;
     ms_log_begin(&l, &p->log, MS_LOG_INFO, "server.ready", NULL);
@@ -119,6 +145,8 @@ static ms_status read_keys(program *p, ms_error *err) {
 }
 
 static ms_status check_plan(program *p, const ms_engine_options *e, ms_error *err) {
+    ms_plan_destroy(p->plan);
+    p->plan = NULL;
     MS_TRY(ms_plan_create(&p->plan, e, err));
     if (p->plan->fits) return MS_OK;
     return ms_fail(err, MS_ERR_NO_FIT,
@@ -141,12 +169,33 @@ static void log_load(program *p) {
     ms_log_end(&l);
 }
 
+/* Memory for kept states: what was asked for, else four of them as far as a quarter of the free memory goes. */
+static void kept_options(program *p, ms_causal_session_options *c) {
+    const ms_plan *plan = p->plan;
+    uint64_t used = plan->total_bytes + plan->reserve_bytes;
+    uint64_t quarter = plan->available_bytes > used ? (plan->available_bytes - used) / 4 : 0;
+    uint64_t four = 4 * ms_plan_group_bytes(plan, "state");
+    c->engine.kept_state_bytes = p->o.prefix_memory_given ? p->o.prefix_memory : four < quarter ? four : quarter;
+    uint64_t identity = ms_tokenizer_digest(p->text.tokenizer);
+    c->kept = (ms_prefix_options){.root = p->o.checkpoint_root,
+                                  .disk_entries = p->o.checkpoint_entries,
+                                  .disk_bytes = p->o.checkpoint_bytes,
+                                  .min_distance = MIN_DISTANCE,
+                                  .identity_extra = identity,
+                                  .event = on_kept,
+                                  .event_arg = p};
+}
+
 static ms_status start_server(program *p, ms_error *err) {
-    ms_engine_options e = engine_options(p);
+    ms_causal_session_options c = {.engine = engine_options(p), .disabled = on_disabled, .disabled_arg = p};
     MS_TRY(ms_text_model_open(&p->text, p->o.model, err));
-    MS_TRY(check_plan(p, &e, err));
+    MS_TRY(check_plan(p, &c.engine, err));
+    if (p->o.prefix_reuse) {
+        kept_options(p, &c);
+        MS_TRY(check_plan(p, &c.engine, err));
+    }
     log_load(p);
-    p->engine = ms_causal_session_create(&e);
+    p->engine = ms_causal_session_create(&c);
     if (!p->engine) return ms_fail_memory(err, "engine", sizeof p->engine);
     const char *format = p->o.engine.static_format ? "bf16" : "q8";
     (void)snprintf(p->fingerprint, sizeof p->fingerprint, "moonshine-%s-%s", format,

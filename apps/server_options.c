@@ -54,6 +54,14 @@ static const ms_option requests[] = {
      .help = "Keep what a prompt shares with the last one (default: on). Never changes a result."},
     {.name = "prefix-points", .type = MS_OPTION_U32, .offset = FIELD(prefix_points), .arg = "N", .max = 8,
      .help = "State copies in memory to go back to: ends of prompts and of the system part (default: 2)."},
+    {.name = "prefix-memory", .type = MS_OPTION_BYTES, .offset = FIELD(prefix_memory), .arg = "BYTES",
+     .help = "Memory for states of other conversations (default: four states, at most a quarter of what is free)."},
+    {.name = "prefix-checkpoint-root", .type = MS_OPTION_STRING, .offset = FIELD(checkpoint_root), .arg = "DIR",
+     .help = "Also keeps states in this folder (mode 0700), over restarts. They hold conversations."},
+    {.name = "prefix-checkpoint-entries", .type = MS_OPTION_U32, .offset = FIELD(checkpoint_entries), .arg = "N",
+     .min = 1, .max = 4096, .help = "Most states in the folder (default: 4)."},
+    {.name = "prefix-checkpoint-bytes", .type = MS_OPTION_BYTES, .offset = FIELD(checkpoint_bytes), .arg = "BYTES",
+     .min = 1, .help = "Most bytes in the folder (default: 20G)."},
 };
 
 static const ms_option operation[] = {
@@ -100,6 +108,8 @@ int server_options_parse(server_options *o, int argc, char **argv) {
                           .max_connections = 128,
                           .grace_s = 30,
                           .prefix_points = 2,
+                          .checkpoint_entries = 4,
+                          .checkpoint_bytes = UINT64_C(21474836480),
                           .max_output = 8192,
                           .max_body = 8388608,
                           .buffer_structured = 1,
@@ -124,6 +134,7 @@ int server_options_parse(server_options *o, int argc, char **argv) {
     if (code >= 0) return code;
     o->model = ms_command_model(set.program, &r, 0);
     if (!o->model) return 2;
+    o->prefix_memory_given = ms_options_given(&set, &r, "prefix-memory");
     for (size_t i = 0; i < o->origins.count; i++) o->origin_names[i] = o->origins.items[i];
     return split_aliases(o, &err) == MS_OK ? -1 : ms_command_fail(set.program, &err);
 }

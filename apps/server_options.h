@@ -12,7 +12,10 @@ typedef struct server_options {
     const char *host, *api_key, *api_key_file, *model_id;
     ms_option_list aliases, origins;
     uint32_t port, sequential_limit, deadline_s, keepalive_s, io_timeout_s, max_connections, grace_s, prefix_points;
-    uint64_t max_output, max_body;
+    const char *checkpoint_root;
+    uint64_t max_output, max_body, checkpoint_bytes, prefix_memory;
+    uint32_t checkpoint_entries;
+    bool prefix_memory_given;
     int buffer_structured, prefix_reuse, log_json; /* indexes into their choices */
     bool any_model, allow_sampling, clamp_max_tokens, metrics, slots_endpoint, ui;
     /* NULL-terminated forms of the lists. */

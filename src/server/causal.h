@@ -21,6 +21,9 @@ typedef struct ms_causal_entry {
     size_t meta_len;
 } ms_causal_entry;
 
+/* How long a state is worth keeping: in memory; on disk too unless one like it is there; on disk in any case. */
+typedef enum ms_keep { MS_KEEP_MEMORY, MS_KEEP_DISK, MS_KEEP_NOW } ms_keep;
+
 typedef struct ms_causal_ops {
     uint64_t (*position)(const ms_causal *c);
     const uint32_t *(*tokens)(const ms_causal *c); /* [position] */
@@ -41,7 +44,7 @@ typedef struct ms_causal_ops {
     bool (*peek)(ms_causal *c, size_t i, ms_causal_entry *out);
     ms_status (*restore)(ms_causal *c, uint64_t entry, ms_error *err);
     void (*drop)(ms_causal *c, uint64_t entry);
-    void (*save)(ms_causal *c, const char *meta, size_t meta_len, bool durable);
+    void (*save)(ms_causal *c, const char *meta, size_t meta_len, ms_keep keep);
 } ms_causal_ops;
 
 struct ms_causal {
@@ -52,10 +55,18 @@ struct ms_causal {
 };
 
 /* Where a timeline comes from: open may take minutes. */
+typedef struct ms_kept_view {
+    bool disk;
+    uint64_t entries, memory_entries, memory_bytes, max_memory_bytes;
+    uint64_t disk_entries, disk_bytes, max_disk_entries, max_disk_bytes;
+    uint64_t writes, write_failures, evictions, corrupt, restores;
+} ms_kept_view;
+
 typedef struct ms_causal_source {
     void *self;
     ms_status (*open)(void *self, ms_causal **out, ms_error *err);
     void (*close)(void *self); /* also after a failed open */
+    void (*kept)(void *self, ms_kept_view *out); /* any thread; NULL: nothing is kept */
 } ms_causal_source;
 
 #endif

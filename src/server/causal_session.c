@@ -1,13 +1,19 @@
 #include "server/causal_session.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 struct ms_causal_session {
     ms_causal base; /* first */
-    ms_engine_options options;
+    ms_causal_session_options options;
     ms_engine *engine;
     ms_session *session;
+    ms_prefix_store *store; /* NULL: nothing is kept; behind the lock for other threads */
+    bool disk;
+    pthread_mutex_t lock;
 };
+
+static ms_causal_session *self_of(ms_causal *c) { return (ms_causal_session *)(void *)c; }
 
 static ms_session *of(const ms_causal *c) { return ((const ms_causal_session *)(const void *)c)->session; }
 
@@ -35,50 +41,113 @@ static void stats(const ms_causal *c, ms_engine_stats *out) {
     ms_engine_get_stats(((const ms_causal_session *)(const void *)c)->engine, out);
 }
 
-static const ms_causal_ops ops = {.position = position,
-                                  .tokens = tokens,
-                                  .logits = logits,
-                                  .reset = reset,
-                                  .forward = forward,
-                                  .cancel = cancel,
-                                  .clear_cancel = clear_cancel,
-                                  .mark = mark,
-                                  .go_back = go_back,
-                                  .unmark = unmark,
-                                  .stats = stats};
+static bool peek(ms_causal *c, size_t i, ms_causal_entry *out) {
+    ms_prefix_match m;
+    const uint32_t *ids;
+    if (!ms_prefix_store_peek(self_of(c)->store, i, &m, &ids)) return false;
+    *out = (ms_causal_entry){m.entry, ids, m.count, m.meta, m.meta_len};
+    return true;
+}
+static ms_status restore(ms_causal *c, uint64_t entry, ms_error *err) {
+    return ms_prefix_store_restore(self_of(c)->store, of(c), entry, err);
+}
+static void drop(ms_causal *c, uint64_t entry) { ms_prefix_store_drop(self_of(c)->store, entry); }
+static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
+    static const ms_prefix_keep keeps[] = {MS_PREFIX_MEMORY, MS_PREFIX_DISK, MS_PREFIX_DISK_NOW};
+    ms_prefix_store_save(self_of(c)->store, of(c), meta, len, keeps[keep]);
+}
+
+/* Without room for kept states the last four stay NULL. */
+#define TIMELINE                                                                                             \
+    .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward,            \
+    .cancel = cancel, .clear_cancel = clear_cancel, .mark = mark, .go_back = go_back, .unmark = unmark,      \
+    .stats = stats
+static const ms_causal_ops plain_ops = {TIMELINE};
+static const ms_causal_ops keeping_ops = {TIMELINE, .peek = peek, .restore = restore, .drop = drop, .save = save};
+
+/* ------------------------------------------------------------------ life */
+
+static ms_status open_store(ms_causal_session *s, ms_error *err) {
+    ms_prefix_options *o = &s->options.kept;
+    o->memory_bytes = s->options.engine.kept_state_bytes;
+    if (!o->memory_bytes && !o->root) return MS_OK;
+    ms_prefix_store *store = NULL;
+    bool disabled = false;
+    MS_TRY(ms_prefix_store_open(&store, s->session, o, &disabled, err));
+    if (disabled && s->options.disabled) s->options.disabled(s->options.disabled_arg);
+    (void)pthread_mutex_lock(&s->lock);
+    s->store = store;
+    s->disk = o->root && !disabled;
+    (void)pthread_mutex_unlock(&s->lock);
+    return MS_OK;
+}
 
 static ms_status open_engine(void *self, ms_causal **out, ms_error *err) {
     ms_causal_session *s = self;
-    MS_TRY(ms_engine_open(&s->engine, &s->options, err));
+    MS_TRY(ms_engine_open(&s->engine, &s->options.engine, err));
     MS_TRY(ms_session_create(&s->session, s->engine, err));
+    MS_TRY(open_store(s, err));
     const ms_plan *plan = ms_engine_plan(s->engine);
     ms_model_info info;
     ms_engine_info(s->engine, &info);
-    s->base = (ms_causal){.ops = &ops,
+    s->base = (ms_causal){.ops = s->store ? &keeping_ops : &plain_ops,
                           .context = plan->context,
                           .vocab = info.vocab,
                           .range_rows = plan->range_rows,
-                          .points = s->options.snapshots};
+                          .points = s->options.engine.snapshots};
     *out = &s->base;
     return MS_OK;
 }
 
 static void close_engine(void *self) {
     ms_causal_session *s = self;
+    (void)pthread_mutex_lock(&s->lock);
+    ms_prefix_store *store = s->store;
+    s->store = NULL;
+    (void)pthread_mutex_unlock(&s->lock);
+    ms_prefix_store_close(store);
     ms_session_destroy(s->session);
     ms_engine_close(s->engine);
     s->session = NULL;
     s->engine = NULL;
 }
 
-ms_causal_session *ms_causal_session_create(const ms_engine_options *options) {
+static void kept(void *self, ms_kept_view *out) {
+    ms_causal_session *s = self;
+    ms_prefix_stats n = {0};
+    (void)pthread_mutex_lock(&s->lock);
+    if (s->store) ms_prefix_store_stats(s->store, &n);
+    *out = (ms_kept_view){.disk = s->disk,
+                          .entries = n.entries,
+                          .memory_entries = n.memory_entries,
+                          .memory_bytes = n.memory_bytes,
+                          .max_memory_bytes = s->options.engine.kept_state_bytes,
+                          .disk_entries = n.disk_entries,
+                          .disk_bytes = n.disk_bytes,
+                          .max_disk_entries = s->disk ? s->options.kept.disk_entries : 0,
+                          .max_disk_bytes = s->disk ? s->options.kept.disk_bytes : 0,
+                          .writes = n.writes,
+                          .write_failures = n.write_failures,
+                          .evictions = n.evictions,
+                          .corrupt = n.corrupt,
+                          .restores = n.restores};
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+ms_causal_session *ms_causal_session_create(const ms_causal_session_options *options) {
     ms_causal_session *s = calloc(1, sizeof *s);
-    if (s) s->options = *options;
+    if (!s) return NULL;
+    s->options = *options;
+    (void)pthread_mutex_init(&s->lock, NULL);
     return s;
 }
 
 ms_causal_source ms_causal_session_source(ms_causal_session *s) {
-    return (ms_causal_source){.self = s, .open = open_engine, .close = close_engine};
+    return (ms_causal_source){.self = s, .open = open_engine, .close = close_engine, .kept = kept};
 }
 
-void ms_causal_session_destroy(ms_causal_session *s) { free(s); }
+void ms_causal_session_destroy(ms_causal_session *s) {
+    if (!s) return;
+    (void)pthread_mutex_destroy(&s->lock);
+    free(s);
+}

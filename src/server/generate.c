@@ -12,6 +12,7 @@
 
 enum {
     ANCHOR_MIN_TOKENS = 16,  /* a shorter beginning is not worth a point */
+    KEEP_PROMPT_TOKENS = 512, /* a prompt that evaluated so many is kept at its end */
     DEADLINE_FIRST_ROWS = 32, /* of a prompt under a deadline, to learn the speed */
     PROGRESS_LOG_S = 60
 };
@@ -109,7 +110,7 @@ static void end_stopped(run *r, ms_stop why, const char *phase, size_t generated
         (void)ms_api_fail(&e, 499, "client_disconnected", "", "the client is gone");
     }
     log_cancelled(r, why, phase, evaluated, generated);
-    if (why == MS_STOP_DEADLINE) ms_retained_save(&g->retained, true);
+    if (why == MS_STOP_DEADLINE) ms_retained_save(&g->retained, MS_KEEP_NOW);
     ms_job_fail(r->j, &e);
 }
 
@@ -202,6 +203,7 @@ static ms_status prefill(run *r, ms_error *err) {
     if (g->reuse && anchor >= ANCHOR_MIN_TOKENS && at < anchor && anchor < ids->count && at == r->from.at.matched) {
         MS_TRY(evaluate(r, ids->data + at, anchor - at, layers, err));
         MS_TRY(ms_retained_mark(&g->retained, true, NULL, err));
+        ms_retained_save(&g->retained, MS_KEEP_MEMORY);
         at = anchor;
     }
     MS_TRY(evaluate(r, ids->data + at, ids->count - at, layers, err));
@@ -514,7 +516,11 @@ static bool evaluate_prompt(run *r) {
     t->ops->clear_cancel(t);
     const float *logits = status == MS_OK ? prompt_logits(r) : NULL;
     if (status == MS_OK && g->reuse && logits) status = ms_retained_mark(&g->retained, false, logits, &err);
-    if (status == MS_OK) return true;
+    if (status == MS_OK) {
+        bool worth = r->prompt - r->from.at.matched >= KEEP_PROMPT_TOKENS;
+        if (worth && g->reuse) ms_retained_save(&g->retained, MS_KEEP_DISK);
+        return true;
+    }
     fail_engine(r, &err, "the prompt");
     return false;
 }
@@ -571,7 +577,7 @@ void ms_generate_settle(ms_generator *g, ms_job *j, ms_turn_end *end) {
     }
     ms_status status = end->raw ? MS_OK : close_reply(g, end, &err);
     if (status == MS_OK) {
-        ms_retained_save(&g->retained, true);
+        ms_retained_save(&g->retained, MS_KEEP_DISK);
     } else if (status == MS_ERR_CANCELLED) {
         t->ops->clear_cancel(t);
         ms_marks_cut(&g->retained.marks, (size_t)t->ops->position(t));

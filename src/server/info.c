@@ -53,6 +53,22 @@ void ms_server_profile(ms_server *s) {
     ms_text_free(&t);
 }
 
+static void look_kept(const ms_server *s, ms_kept_view *k) {
+    *k = (ms_kept_view){0};
+    if (s->o.source.kept) s->o.source.kept(s->o.source.self, k);
+}
+
+static void checkpoints(const ms_server *s, ms_text *t) {
+    ms_kept_view k;
+    look_kept(s, &k);
+    ms_text_printf(t,
+                   ",\"prefix_checkpoints\":{\"enabled\":%s,\"entries\":%" PRIu64 ",\"bytes\":%" PRIu64
+                   ",\"max_entries\":%" PRIu64 ",\"max_bytes\":%" PRIu64 "},\"prefix_memory\":{\"entries\":%" PRIu64
+                   ",\"bytes\":%" PRIu64 ",\"max_bytes\":%" PRIu64 "}",
+                   yes(k.disk), k.disk_entries, k.disk_bytes, k.max_disk_entries, k.max_disk_bytes, k.memory_entries,
+                   k.memory_bytes, k.max_memory_bytes);
+}
+
 void ms_handle_health(void *arg, ms_exchange *x) {
     ms_server *s = arg;
     ms_worker_view v;
@@ -63,6 +79,7 @@ void ms_handle_health(void *arg, ms_exchange *x) {
     configuration(s, &t);
     string(&t, "slot_state", slot_state(&v));
     ms_text_printf(&t, ",\"queued\":%d", v.queued ? 1 : 0);
+    checkpoints(s, &t);
     string(&t, "profile", s->profile);
     ms_text_printf(&t, ",\"uptime_seconds\":%.3f}", (double)(ms_clock_ns() - s->started_ns) / 1e9);
     ms_exchange_reply(x, ready ? 200 : 503, MS_JSON_CONTENT, &t);
@@ -186,6 +203,16 @@ void ms_handle_metrics(void *arg, ms_exchange *x) {
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         ms_text_printf(&t, "moonshine_slot_state{state=\"%s\"} %d\n", states[i], strcmp(states[i], slot_state(&v)) == 0);
     }
+    ms_kept_view k;
+    look_kept(s, &k);
+    ms_text_printf(&t,
+                   "# HELP moonshine_prefix_checkpoints Kept states.\n# TYPE moonshine_prefix_checkpoints gauge\n"
+                   "moonshine_prefix_checkpoints{state=\"memory\"} %" PRIu64 "\nmoonshine_prefix_checkpoints{state=\"disk\"} "
+                   "%" PRIu64 "\n# HELP moonshine_prefix_checkpoint_writes_total Kept states written to disk.\n"
+                   "# TYPE moonshine_prefix_checkpoint_writes_total counter\n"
+                   "moonshine_prefix_checkpoint_writes_total{outcome=\"ok\"} %" PRIu64
+                   "\nmoonshine_prefix_checkpoint_writes_total{outcome=\"failed\"} %" PRIu64 "\n",
+                   k.memory_entries, k.disk_entries, k.writes, k.write_failures);
     ms_text_printf(&t,
                    "# HELP moonshine_build_info Build.\n# TYPE moonshine_build_info gauge\n"
                    "moonshine_build_info{version=\"%s\",lane=\"%s\"} 1\n",

@@ -302,11 +302,11 @@ ms_status ms_retained_back(ms_retained *r, size_t position, ms_error *err) {
     return MS_OK;
 }
 
-void ms_retained_save(ms_retained *r, bool durable) {
+void ms_retained_save(ms_retained *r, ms_keep keep) {
     ms_causal *t = r->timeline;
     if (!t->ops->save || !t->ops->position(t)) return;
     ms_text meta = {0};
     ms_marks_write(&r->marks, &meta);
-    if (!meta.failed) t->ops->save(t, meta.data ? meta.data : "", meta.len, durable);
+    if (!meta.failed) t->ops->save(t, meta.data ? meta.data : "", meta.len, keep);
     ms_text_free(&meta);
 }

@@ -85,6 +85,6 @@ ms_status ms_retained_mark(ms_retained *r, bool anchor, const float *logits, ms_
 /* Goes back to the last point at or before `position`; without one the timeline is emptied. */
 ms_status ms_retained_back(ms_retained *r, size_t position, ms_error *err);
 /* Keeps the present state (causal.h, save). */
-void ms_retained_save(ms_retained *r, bool durable);
+void ms_retained_save(ms_retained *r, ms_keep keep);
 
 #endif

@@ -89,6 +89,7 @@ static void *loop(void *arg) {
             if (w->generator.broken) break;
         }
         bool broken = w->generator.broken;
+        if (!broken && w->generator.reuse) ms_retained_save(&w->generator.retained, MS_KEEP_NOW);
         if (broken) {
             (void)ms_fail(&err, MS_ERR_INTERNAL, "the engine does not work any more");
             set_state(w, MS_WORKER_FAILED, &err);

@@ -255,9 +255,13 @@ static void drop(ms_causal *c, uint64_t entry) {
     }
 }
 
-static void save(ms_causal *c, const char *meta, size_t len, bool durable) {
+static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
     script_engine *s = of(c);
-    (void)durable;
+    (void)keep;
+    for (size_t i = 0; i < s->kept_count; i++) {
+        const ms_ids *ids = &s->kept[i].ids;
+        if (ids->count == s->tokens.count && memcmp(ids->data, s->tokens.data, ids->count * sizeof(uint32_t)) == 0) return;
+    }
     if (s->kept_count == SCRIPT_KEPT) drop(c, s->kept[0].entry);
     script_kept *k = &s->kept[s->kept_count++];
     *k = (script_kept){.entry = ++s->next_entry};
