@@ -200,6 +200,16 @@ test('responses: tools with sealed reasoning, and structured output', async () =
   const second = await client.responses.create({ ...options, input: [...input, ...sealed, output] });
   assert.equal(second.output_text, 'The weather in Rome is sunny with 21 degrees.');
   assert.equal(second.usage.input_tokens_details.cached_tokens, first.usage.total_tokens);
+  // The call id proves the conversation: the result alone, and the items without their reasoning, continue it.
+  const alone = await client.responses.create({ ...options, input: [output] });
+  assert.equal(alone.output_text, second.output_text);
+  assert.equal(alone.usage.input_tokens, second.usage.input_tokens);
+  const bare = await client.responses.create({ ...options, input: [...input, call, output] });
+  assert.equal(bare.output_text, second.output_text);
+  assert.equal(bare.usage.input_tokens, second.usage.input_tokens);
+  await assert.rejects(client.responses.create({ ...options,
+    input: [...input, { ...call, call_id: 'call_other' }, { ...output, call_id: 'call_other' }] }),
+  e => e.code === 'missing_reasoning_state' && e.param === 'input[1]');
   const shape = z.object({ city: z.string(), name: z.string() });
   const parsed = await client.responses.parse({ model, input: 'Make a JSON object: city is Rome; name is Dara.',
     text: { format: zodTextFormat(shape, 'object') } });
