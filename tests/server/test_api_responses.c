@@ -203,6 +203,13 @@ static void remembered_calls(void **state) {
                    "input[1]");
     parse_bad_with(api, &l, INPUT(OUTPUT("gone")), 400, "unknown_call_id", "input[0].call_id");
     parse_bad_with(api, &l, INPUT(OUTPUT("live") "," OUTPUT("live")), 400, "tool_history_invalid", "input[1]");
+    /* Of several such turns the last one's conversation has all. */
+    parse_bad_with(api, &l, INPUT(ASKS "," CALL("gone") "," OUTPUT("gone") "," CALL("live") "," OUTPUT("live")), 400,
+                   "missing_reasoning_state", "input[1]");
+    parse_good_with(&r, api, &l, INPUT(CALL("live") "," OUTPUT("live") "," CALL("live") "," OUTPUT("live")));
+    is_text(ms_json_root(r.chat_doc), "messages[0].reasoning_content", "live thought");
+    is_text(ms_json_root(r.chat_doc), "messages[2].reasoning_content", "live thought");
+    ms_api_request_free(&r);
     /* An item that says there was no reasoning is enough. */
     parse_good_with(&r, api, &l,
                     INPUT(ASKS ",{'type':'reasoning','summary':[],'content':[]}," CALL("gone") "," OUTPUT("gone")));
