@@ -110,4 +110,5 @@ const ms_lane ms_lane_k3 = {
     .forward = k3_forward,
     .render = k3_render,
     .parser = &parser,
+    .reply_grammar = k3_reply_grammar,
 };
