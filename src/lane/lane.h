@@ -15,6 +15,7 @@
 #include "nn/state.h"
 #include "store/checkpoint.h"
 #include "text/chat.h"
+#include "text/grammar_reply.h"
 
 /* Rows of a weight within a tensor that is stored in chunks of equal size: `take` rows from row `first` of each chunk,
  * chunk after chunk. */
@@ -123,6 +124,10 @@ typedef struct ms_lane {
     const char *default_effort;
     bool dynamic_tools;           /* system messages may declare tools */
     bool keeps_reasoning;         /* the reasoning of old turns is part of the prompt */
+
+    /* A finished grammar of the replies that keep to the rules, from the first generated token to the end-of-message id.
+     * MS_ERR_USAGE: a schema is refused (report->fault), or no reply at all fits. */
+    ms_status (*reply_grammar)(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err);
 } ms_lane;
 
 extern const ms_lane ms_lane_k3;

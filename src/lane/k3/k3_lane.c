@@ -118,4 +118,5 @@ const ms_lane ms_lane_k3 = {
     .default_effort = "max",
     .dynamic_tools = true,
     .keeps_reasoning = true,
+    .reply_grammar = k3_reply_grammar,
 };
