@@ -194,7 +194,6 @@ static ms_status start_server(program *p, ms_error *err) {
         kept_options(p, &c);
         MS_TRY(check_plan(p, &c.engine, err));
     }
-    log_load(p);
     p->engine = ms_causal_session_create(&c);
     if (!p->engine) return ms_fail_memory(err, "engine", sizeof p->engine);
     const char *format = p->o.engine.static_format ? "bf16" : "q8";
@@ -232,7 +231,9 @@ static ms_status start_server(program *p, ms_error *err) {
     s.log = &p->log;
     s.changed = on_changed;
     s.changed_arg = p;
-    return ms_server_create(&p->server, &s, err);
+    MS_TRY(ms_server_create(&p->server, &s, err));
+    log_load(p);
+    return MS_OK;
 }
 
 /* ------------------------------------------------------------------ life */

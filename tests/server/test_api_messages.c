@@ -80,12 +80,13 @@ static void tool_turns(void **state) {
         "{'type':'thinking','thinking':'hm','signature':'bad'},{'type':'text','text':'I call'}," USE("t1") "," USE(
             "t2") "]},{'role':'user','content':[{'type':'text','text':'note'}," RES("t2",
                                                                                     ",'content':[{'type':'text','text':"
-                                                                                    "'r2'}]") "," RES("t1", ",'content'"
-                                                                                                            ":'r1','is_"
-                                                                                                            "error':"
-                                                                                                            "true") "]}"
-                                                                                                                    "]"
-                                                                                                                    "}");
+                                                                                    "'r2'}]") "," RES("t1",
+                                                                                                      ",'content'"
+                                                                                                      ":'r1','is_"
+                                                                                                      "error':"
+                                                                                                      "true") "]}"
+                                                                                                              "]"
+                                                                                                              "}");
     chat_is(
         &r,
         "{'messages':[{'role':'user','content':'q'},{'role':'assistant','reasoning_content':'hm','content':'I call',"
@@ -356,6 +357,71 @@ static void replayed_signature(void **state) {
     ms_text_free(&sign);
 }
 
+/* HMAC-SHA-256 under HMAC-SHA-256(key, "signature"), computed elsewhere: replays of old versions stay good. */
+static void known_signature(void **state) {
+    (void)state;
+    ms_text sign = {0};
+    ms_api_limits l = k3_limits();
+    ms_api_sign(&sign, l.key, "hm", 2);
+    assert_string_equal(sign.data, "FOulj8lLuqQVlLLHiHnWEzBP4VU5mQ2WehgbXuHor08=");
+    assert_true(ms_api_sign_good(l.key, "hm", 2, sign.data, sign.len));
+    assert_false(ms_api_sign_good(l.key, "hm", 2, sign.data, sign.len - 1));
+    assert_false(ms_api_sign_good(l.key, "hn", 2, sign.data, sign.len));
+    ms_text_free(&sign);
+}
+
+#define USER_BLOCK(b)  HEAD ",'messages':[{'role':'user','content':[" b "]}]}"
+#define MODEL_BLOCK(b) HEAD ",'messages':[{'role':'assistant','content':[" b "]},{'role':'user','content':'x'}]}"
+
+static void types_and_paths(void **state) {
+    (void)state;
+    parse_bad(api, HEAD ",'messages':{}}", 400, "invalid_type", "messages");
+    parse_bad(api, HEAD ",'messages':[7]}", 400, "invalid_type", "messages[0]");
+    parse_bad(api, HEAD ",'messages':[{'content':'x'}]}", 400, "missing_field", "messages[0].role");
+    parse_bad(api, HEAD ",'messages':[{'role':'user','content':7}]}", 400, "invalid_type", "messages[0].content");
+    parse_bad(api, USER_BLOCK("7"), 400, "invalid_type", "messages[0].content[0]");
+    parse_bad(api, USER_BLOCK("{'text':'x'}"), 400, "missing_field", "messages[0].content[0].type");
+    parse_bad(api, USER_BLOCK("{'type':'text'}"), 400, "missing_field", "messages[0].content[0].text");
+    parse_bad(api, USER_BLOCK("{'type':'text','text':7}"), 400, "invalid_type", "messages[0].content[0].text");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result'}"), 400, "missing_field", "messages[0].content[0].tool_use_id");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':''}"), 400, "invalid_value",
+              "messages[0].content[0].tool_use_id");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':'a','content':7}"), 400, "invalid_type",
+              "messages[0].content[0].content");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':'a','content':[7]}"), 400, "invalid_type",
+              "messages[0].content[0].content[0]");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':'a','content':[{'type':'text'}]}"), 400,
+              "missing_field", "messages[0].content[0].content[0].text");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':'a','is_error':1}"), 400, "invalid_type",
+              "messages[0].content[0].is_error");
+    parse_bad(api, MODEL_BLOCK("7"), 400, "invalid_type", "messages[0].content[0]");
+    parse_bad(api, MODEL_BLOCK("{'type':'thinking'}"), 400, "missing_field", "messages[0].content[0].thinking");
+    parse_bad(api, MODEL_BLOCK("{'type':'thinking','thinking':'x','signature':7}"), 400, "invalid_type",
+              "messages[0].content[0].signature");
+    parse_bad(api, MODEL_BLOCK("{'type':'tool_use','name':'f','input':{}}"), 400, "missing_field",
+              "messages[0].content[0].id");
+    parse_bad(api, MODEL_BLOCK("{'type':'tool_use','id':'a','input':{}}"), 400, "missing_field",
+              "messages[0].content[0].name");
+    parse_bad(api, MODEL_BLOCK("{'type':'tool_use','id':'a','name':'f'}"), 400, "missing_field",
+              "messages[0].content[0].input");
+    parse_bad(api, ASK ",'system':[7]}", 400, "invalid_type", "system[0]");
+    parse_bad(api, ASK ",'system':[{'type':'text','text':7}]}", 400, "invalid_type", "system[0].text");
+    parse_bad(api, ASK ",'tools':{}}", 400, "invalid_type", "tools");
+    parse_bad(api, ASK ",'tools':[7]}", 400, "invalid_type", "tools[0]");
+    parse_bad(api, ASK ",'tools':[{'type':7}]}", 400, "invalid_type", "tools[0].type");
+    parse_bad(api, WITH("{}"), 400, "missing_field", "tool_choice.type");
+    parse_bad(api, WITH("{'type':'auto','disable_parallel_tool_use':1}"), 400, "invalid_type",
+              "tool_choice.disable_parallel_tool_use");
+    parse_bad(api, ASK ",'output_config':7}", 400, "invalid_type", "output_config");
+    parse_bad(api, ASK ",'output_config':{'format':7}}", 400, "invalid_type", "output_config.format");
+    parse_bad(api, ASK ",'output_config':{'format':{'type':'json_schema'}}}", 400, "missing_field",
+              "output_config.format.schema");
+    parse_bad(api, ASK ",'thinking':true}", 400, "invalid_type", "thinking");
+    parse_bad(api, ASK ",'stream':1}", 400, "invalid_type", "stream");
+    parse_bad(api, ASK ",'mcp_servers':[{}]}", 400, "unsupported_value", "mcp_servers");
+    parse_bad(api, ASK ",'container':'c'}", 400, "unsupported_parameter", "container");
+}
+
 static void errors(void **state) {
     (void)state;
     ms_api_request r;
@@ -375,9 +441,10 @@ static void errors(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(basics),   cmocka_unit_test(tool_turns),
-                                       cmocka_unit_test(tools),    cmocka_unit_test(thinking),
-                                       cmocka_unit_test(document), cmocka_unit_test(stream_equals_document),
-                                       cmocka_unit_test(errors),   cmocka_unit_test(replayed_signature)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(basics),          cmocka_unit_test(tool_turns),
+                                       cmocka_unit_test(tools),           cmocka_unit_test(thinking),
+                                       cmocka_unit_test(document),        cmocka_unit_test(stream_equals_document),
+                                       cmocka_unit_test(errors),          cmocka_unit_test(replayed_signature),
+                                       cmocka_unit_test(known_signature), cmocka_unit_test(types_and_paths)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

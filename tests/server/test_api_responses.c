@@ -118,6 +118,53 @@ static void items(void **state) {
               "input[1].output");
 }
 
+static void types_and_paths(void **state) {
+    (void)state;
+    parse_bad(api, INPUT("7"), 400, "invalid_type", "input[0]");
+    parse_bad(api, INPUT("{'type':7}"), 400, "invalid_type", "input[0].type");
+    parse_bad(api, INPUT("{'content':'x'}"), 400, "missing_field", "input[0].role");
+    parse_bad(api, INPUT("{'role':'user'}"), 400, "missing_field", "input[0].content");
+    parse_bad(api, INPUT("{'role':'user','content':7}"), 400, "invalid_type", "input[0].content");
+    parse_bad(api, INPUT("{'type':'reasoning','encrypted_content':7}"), 400, "invalid_type",
+              "input[0].encrypted_content");
+    parse_bad(api, INPUT("{'type':'reasoning','content':7}"), 400, "invalid_type", "input[0].content");
+    parse_bad(api, INPUT("{'type':'reasoning','content':[7]}"), 400, "invalid_type", "input[0].content[0]");
+    parse_bad(api, INPUT("{'type':'reasoning','summary':[{}]}"), 400, "missing_field", "input[0].summary[0].text");
+    parse_bad(api, INPUT("{'type':'function_call','call_id':'','name':'f'}"), 400, "invalid_value", "input[0].call_id");
+    parse_bad(api, INPUT("{'type':'function_call','call_id':'a'}"), 400, "missing_field", "input[0].name");
+    parse_bad(api, INPUT("{'type':'function_call','call_id':'a','name':'f','arguments':{}}"), 400, "invalid_type",
+              "input[0].arguments");
+    parse_bad(api, INPUT("{'type':'function_call_output','output':''}"), 400, "missing_field", "input[0].call_id");
+    parse_bad(api, INPUT(CALL("a") ",{'type':'function_call_output','call_id':'a','output':7}"), 400, "invalid_type",
+              "input[1].output");
+    parse_bad(api, ASK ",'instructions':7}", 400, "invalid_type", "instructions");
+    parse_bad(api, ASK ",'tools':7}", 400, "invalid_type", "tools");
+    parse_bad(api, ASK ",'tools':[7]}", 400, "invalid_type", "tools[0]");
+    parse_bad(api, ASK ",'tools':[{'type':'function'}]}", 400, "missing_field", "tools[0].name");
+    parse_bad(api, ASK ",'parallel_tool_calls':1}", 400, "invalid_type", "parallel_tool_calls");
+    parse_bad(api, ASK ",'include':'x'}", 400, "invalid_type", "include");
+    parse_bad(api, ASK ",'include':[7]}", 400, "invalid_type", "include[0]");
+    parse_bad(api, ASK ",'reasoning':'low'}", 400, "invalid_type", "reasoning");
+    parse_bad(api, ASK ",'reasoning':{'summary':7}}", 400, "invalid_type", "reasoning.summary");
+    parse_bad(api, ASK ",'reasoning':{'generate_summary':7}}", 400, "invalid_type", "reasoning.generate_summary");
+    parse_bad(api, ASK ",'text':7}", 400, "invalid_type", "text");
+    parse_bad(api, ASK ",'text':{'format':7}}", 400, "invalid_type", "text.format");
+    parse_bad(api, ASK ",'truncation':7}", 400, "invalid_type", "truncation");
+    parse_bad(api, ASK ",'background':7}", 400, "invalid_type", "background");
+    parse_bad(api, ASK ",'stream':7}", 400, "invalid_type", "stream");
+    parse_bad(api, ASK ",'top_logprobs':2}", 400, "unsupported_value", "top_logprobs");
+#define FLAT(choice) ASK ",'tools':[{'type':'function','name':'f'}],'tool_choice':" choice "}"
+    parse_bad(api, FLAT("{'type':'function'}"), 400, "missing_field", "tool_choice.name");
+    parse_bad(api, FLAT("{'type':'web_search'}"), 400, "invalid_tool_choice", "tool_choice");
+    parse_bad(api, FLAT("{'type':'allowed_tools','mode':'auto'}"), 400, "missing_field", "tool_choice.tools");
+    parse_bad(api, FLAT("{'type':'allowed_tools','mode':'auto','tools':[7]}"), 400, "invalid_type",
+              "tool_choice.tools[0]");
+    parse_bad(api, FLAT("{'type':'allowed_tools','mode':'auto','tools':[{'name':'f'}]}"), 400, "missing_field",
+              "tool_choice.tools[0].type");
+    parse_bad(api, FLAT("{'type':'allowed_tools','mode':'auto','tools':[{'type':'mcp'}]}"), 400, "invalid_tool_choice",
+              "tool_choice.tools[0]");
+}
+
 static void sealed_reasoning(void **state) {
     (void)state;
     ms_api_limits l = k3_limits();
@@ -421,9 +468,14 @@ static void other_ends(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(basics),   cmocka_unit_test(tools),
-                                       cmocka_unit_test(items),    cmocka_unit_test(sealed_reasoning),
-                                       cmocka_unit_test(document), cmocka_unit_test(remembered_calls),
-                                       cmocka_unit_test(streams),  cmocka_unit_test(other_ends)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(types_and_paths),
+                                       cmocka_unit_test(basics),
+                                       cmocka_unit_test(tools),
+                                       cmocka_unit_test(items),
+                                       cmocka_unit_test(sealed_reasoning),
+                                       cmocka_unit_test(document),
+                                       cmocka_unit_test(remembered_calls),
+                                       cmocka_unit_test(streams),
+                                       cmocka_unit_test(other_ends)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
