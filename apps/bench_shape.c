@@ -2,7 +2,7 @@
  *
  * Writes a sparse checkpoint (headers only) into a temporary folder, gives its first expert random bytes, fills every
  * expert slot with them and every resident weight with random values, makes the router choose among the experts that
- * have slots, and runs the lane's own graph.  Nothing is read while it measures.
+ * have slots, and runs the lane's own graph.  Nothing is read while it measures, unless --hits asks for it.
  *
  * Owns: what it creates; the folder is removed before the program ends.  Threads: the calling thread.
  */
@@ -16,26 +16,20 @@
 #include <unistd.h>
 
 #include "backend/loader.h"
-#include "base/clock.h"
 #include "bench.h"
 #include "bench_phases.h"
 #include "bench_probe.h"
+#include "bench_shape.h"
 #include "command.h"
+#include "interrupt.h"
 #include "lane/k3/k3_synth.h"
 #include "lane/k3/k3_weights.h"
 #include "session/loader.h"
 
-enum { PIECE_VALUES = 4 << 20, WARM_PASSES = 3 };
-#define COPY_BYTES  (2ull << 30)
-#define LEAVE_BYTES (2ull << 30) /* of device memory, when slots fill the rest */
-
-typedef struct shape_flags {
-    uint32_t layers, slots, tokens, rows, device;
-    uint64_t position;
-    int shape, precision, static_format;
-    bool phases;
-    const char *backend, *folder;
-} shape_flags;
+enum { PIECE_VALUES = SHAPE_PIECE_VALUES, WARM_PASSES = 3 };
+#define COPY_BYTES    (2ull << 30)
+#define CHECKED_BYTES (4ull << 30)
+#define LEAVE_BYTES   (2ull << 30) /* of device memory, when slots fill the rest */
 
 static const char *const shapes[] = {"official", "small", NULL};
 static const char *const precisions[] = {"fast", "reference", NULL};
@@ -107,6 +101,19 @@ static const ms_option options[] = {
      .arg = "F",
      .choices = formats,
      .help = "Storage of the resident weights (default: q8)."},
+    {.name = "hits",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(hits),
+     .arg = "PERCENT",
+     .max = 100,
+     .help = "Of the experts that a pass takes, how many are in their slots; the others are read (default: 100)."},
+    {.name = "real-layers",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(real_layers),
+     .arg = "N",
+     .min = 1,
+     .max = 8,
+     .help = "With --hits: layers whose experts are written to disk, 15.7 GB each, to serve all layers (default: 1)."},
     {.name = "phases",
      .type = MS_OPTION_FLAG,
      .offset = FIELD(phases),
@@ -117,37 +124,6 @@ static const ms_option options[] = {
      .arg = "DIR",
      .help = "Where the temporary folder goes; the official shape takes 130 MB (default: /tmp)."},
 };
-
-/* A weight whose device bytes serve for later ones of its kind. */
-typedef struct pattern {
-    size_t part;
-    ms_weight weight;
-} pattern;
-
-typedef struct shape_run {
-    const shape_flags *f;
-    k3_config config;
-    char dir[512];
-    ms_model model;
-    ms_backend *be;
-    ms_backend *timed; /* the one that passes use */
-    void *weights;
-    ms_static_list statics;
-    uint64_t static_bytes;
-    pattern *patterns;
-    size_t pattern_count;
-    void *values; /* PIECE_VALUES random BF16 numbers, then as many F32 */
-    uint32_t slots;
-    ms_expert_service *experts;
-    ms_state state;
-    ms_workspace_item *items;
-    void **workspace;
-    uint32_t item_count;
-    float *embedding, *logits; /* device */
-    double copy_bytes_per_second;
-} shape_run;
-
-static double seconds_since(uint64_t ns) { return (double)(ms_clock_ns() - ns) / 1e9; }
 
 /* ------------------------------------------------------------------ checkpoint */
 
@@ -180,6 +156,10 @@ static int remove_entry(const char *path, const struct stat *st, int type, struc
 static uint64_t next_random(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return *state >> 24;
+}
+
+ms_status shape_interrupted(ms_error *err) {
+    return ms_interrupt_code() ? ms_fail(err, MS_ERR_CANCELLED, "interrupted") : MS_OK;
 }
 
 /* Random codes with scale bytes around 2^-6, and every expert of every layer in the same place of the file. */
@@ -218,7 +198,7 @@ static ms_status write_model(shape_run *r, ms_error *err) {
     k3_synth_options so = {.sparse = true};
     MS_TRY(k3_synth_write(r->dir, c, &so, err));
     MS_TRY(ms_model_open(&r->model, r->dir, err));
-    return one_expert(r, err);
+    return shape_streams(f) ? shape_real_layers(r, err) : one_expert(r, err);
 }
 
 /* ------------------------------------------------------------------ resident weights */
@@ -290,6 +270,7 @@ static ms_status load_weights(shape_run *r, ms_error *err) {
         ms_weight *w = (ms_weight *)(void *)((char *)r->weights + it->weight_offset);
         size_t place = it->weight_offset / sizeof *w, inside = (size_t)K3_MAX_LAYERS * K3_LAYER_PARTS;
         size_t part = place < inside ? place % K3_LAYER_PARTS : K3_LAYER_PARTS + place - inside;
+        MS_TRY(shape_interrupted(err));
         MS_TRY(r->be->weight_create(r->be, w, it->format, it->rows, ms_static_cols(r->model.checkpoint, it), err));
         r->static_bytes += ms_weight_bytes(w->format, w->rows, w->cols);
         if (copy_known(r, part, w)) continue;
@@ -303,11 +284,21 @@ static ms_status load_weights(shape_run *r, ms_error *err) {
 
 /* ------------------------------------------------------------------ experts, state, workspace */
 
+ms_status shape_new_experts(shape_run *r, bool buffered, ms_error *err) {
+    ms_expert_service_options o = {.shape = r->model.info.expert_shape,
+                                   .slots = r->slots,
+                                   .staging = SHAPE_STAGING,
+                                   .read_depth = SHAPE_STAGING,
+                                   .buffered = buffered};
+    ms_expert_service_destroy(r->experts);
+    r->experts = NULL;
+    return ms_expert_service_create(&r->experts, r->be, r->model.checkpoint, &r->model.experts, &o, err);
+}
+
 static ms_status load_experts(shape_run *r, ms_error *err) {
     const ms_expert_table *t = &r->model.experts;
-    ms_expert_service_options o = {
-        .shape = r->model.info.expert_shape, .slots = r->slots, .staging = 8, .read_depth = 8, .buffered = true};
-    MS_TRY(ms_expert_service_create(&r->experts, r->be, r->model.checkpoint, t, &o, err));
+    MS_TRY(shape_new_experts(r, !shape_streams(r->f), err));
+    if (shape_streams(r->f)) return MS_OK; /* passes fill them */
     uint32_t *ids = malloc(r->slots * sizeof *ids), given;
     ms_expert_ready *ready = malloc(r->slots * sizeof *ready);
     ms_status st = ids && ready ? MS_OK : ms_fail_memory(err, "expert ids", r->slots * sizeof *ready);
@@ -318,6 +309,7 @@ static ms_status load_experts(shape_run *r, ms_error *err) {
             if (st == MS_OK) st = ms_expert_next(r->experts, ready, &given, err);
         } while (st == MS_OK && given);
         ms_expert_end(r->experts);
+        if (st == MS_OK) st = shape_interrupted(err);
     }
     free(ids);
     free(ready);
@@ -356,7 +348,8 @@ static ms_status create_workspace(shape_run *r, ms_error *err) {
     }
     size_t row = info->hidden * sizeof(float);
     MS_TRY(r->be->alloc(r->be, MS_MEM_DEVICE, r->f->rows * row, "embedding rows", (void **)&r->embedding, err));
-    MS_TRY(r->be->alloc(r->be, MS_MEM_DEVICE, info->vocab * sizeof(float), "logits", (void **)&r->logits, err));
+    MS_TRY(r->be->alloc(r->be, MS_MEM_DEVICE, r->logit_rows * info->vocab * sizeof(float), "logits",
+                        (void **)&r->logits, err));
     for (uint32_t i = 0; i < r->f->rows; i++)
         r->be->upload(r->be, r->embedding + (size_t)i * info->hidden, (uint16_t *)r->values + PIECE_VALUES + 64u * i,
                       row);
@@ -378,7 +371,7 @@ static ms_status measure_copy(shape_run *r, ms_error *err) {
         uint64_t start = ms_clock_ns();
         for (int j = 0; j < COPIES; j++) r->be->copy(r->be, buffer[j % 2], buffer[1 - j % 2], COPY_BYTES);
         if (st == MS_OK) st = r->be->sync(r->be, err);
-        double rate = 2.0 * COPIES * (double)COPY_BYTES / seconds_since(start);
+        double rate = 2.0 * COPIES * (double)COPY_BYTES / shape_seconds(start);
         if (rate > r->copy_bytes_per_second) r->copy_bytes_per_second = rate;
     }
     for (int i = 0; i < 2; i++) r->be->release(r->be, MS_MEM_DEVICE, buffer[i], COPY_BYTES);
@@ -390,6 +383,10 @@ static void choose_slots(shape_run *r) {
     const ms_lane_info *info = &r->model.info;
     uint64_t total, left, statics = 0;
     uint32_t most = info->experts < 32 ? info->experts : 32;
+    if (shape_streams(r->f) && r->f->rows > 1) { /* first all, then as many as --hits says */
+        r->slots = info->experts;
+        return;
+    }
     r->slots = r->f->slots ? r->f->slots : most;
     if (r->f->slots || !info->moe_layer_count) return;
     r->be->device_memory(r->be, &total, &left);
@@ -402,6 +399,43 @@ static void choose_slots(shape_run *r) {
     uint64_t layer = r->model.experts.expert_bytes * info->moe_layer_count, other = statics + 2 * LEAVE_BYTES;
     uint64_t fit = left > other ? (left - other) / layer : 0;
     if (fit < most) r->slots = fit < info->top_k ? info->top_k : (uint32_t)fit;
+}
+
+/* What the product's own ledger says of these sizes; its memory is measured from here on. */
+static ms_status plan_memory(shape_run *r, uint64_t context, ms_error *err) {
+    const shape_flags *f = r->f;
+    ms_engine_options o, resolved;
+    ms_plan *plan = NULL;
+    ms_engine_options_default(&o, r->dir);
+    o.precision = r->be->precision;
+    o.static_format = f->static_format ? MS_STATIC_BF16 : MS_STATIC_Q8;
+    o.context = context;
+    o.experts = r->slots;
+    o.staging = SHAPE_STAGING;
+    o.range_rows = f->rows;
+    o.backend = f->backend;
+    MS_TRY(ms_plan_for_model(&plan, &r->model, &o, &resolved, NULL, err));
+    r->planned_bytes = plan->device_total_bytes;
+    r->planned_slots = r->slots;
+    r->logit_rows = ms_plan_logit_rows(&r->model.info, &resolved);
+    ms_plan_destroy(plan);
+    uint64_t total;
+    r->be->device_memory(r->be, &total, &r->free_bytes);
+    return MS_OK;
+}
+
+/* Small shapes are all granularity of the device's allocator. */
+static ms_status check_memory(shape_run *r, ms_error *err) {
+    uint64_t total, left;
+    MS_TRY(r->be->sync(r->be, err));
+    r->be->device_memory(r->be, &total, &left);
+    if (!total) return MS_OK;
+    double planned = (double)r->planned_bytes, taken = (double)r->free_bytes - (double)left;
+    double off = 100 * (taken - planned) / planned;
+    printf("  ledger      %.3f GB planned on the device, %.3f GB taken: %+.2f %%\n", planned / 1e9, taken / 1e9, off);
+    if (planned < (double)CHECKED_BYTES || fabs(off) <= 2) return MS_OK;
+    return ms_fail(err, MS_ERR_INTERNAL, "device memory: %.0f bytes planned, %.0f taken: expected at most 2 %% between",
+                   planned, taken);
 }
 
 static ms_status create(shape_run *r, ms_error *err) {
@@ -417,17 +451,21 @@ static ms_status create(shape_run *r, ms_error *err) {
     const ms_lane_info *info = &r->model.info;
     if (r->slots < info->top_k || r->slots > info->experts)
         return ms_fail(err, MS_ERR_USAGE, "slots %u: expected %u to %u", r->slots, info->top_k, info->experts);
-    uint64_t passes = (f->phases ? 2u : 1u) * (uint64_t)f->tokens + WARM_PASSES;
+    if (shape_streams(f) && f->rows == 1 && r->slots > info->experts - info->top_k)
+        return ms_fail(err, MS_ERR_USAGE, "slots %u: with --hits expected at most %u, so that there are misses",
+                       r->slots, info->experts - info->top_k);
+    uint64_t passes = (f->phases ? 2u : 1u) * (uint64_t)f->tokens + WARM_PASSES + (shape_streams(f) ? f->tokens : 0);
     uint64_t context = f->position + passes * f->rows;
+    MS_TRY(plan_memory(r, context, err));
     ms_scratch_need need;
     r->model.lane->scratch_need(r->model.config, f->rows, context, &need);
     MS_TRY(r->be->scratch_reserve(r->be, &need, err));
     uint64_t start = ms_clock_ns();
     MS_TRY(load_weights(r, err));
-    double weights = seconds_since(start);
+    double weights = shape_seconds(start);
     start = ms_clock_ns();
     MS_TRY(load_experts(r, err));
-    fprintf(stderr, "moonshine bench shape: weights %.1f s, experts %.1f s\n", weights, seconds_since(start));
+    fprintf(stderr, "moonshine bench shape: weights %.1f s, experts %.1f s\n", weights, shape_seconds(start));
     MS_TRY(create_state(r, context, err));
     return create_workspace(r, err);
 }
@@ -441,7 +479,13 @@ static ms_status keep_logits(void *arg, uint32_t first_row, uint32_t rows, const
     return MS_OK;
 }
 
-static ms_status one_pass(shape_run *r, ms_error *err) {
+static ms_status look_for_signals(void *arg, uint32_t layer, ms_error *err) {
+    (void)arg;
+    (void)layer;
+    return shape_interrupted(err);
+}
+
+ms_status shape_pass(shape_run *r, ms_error *err) {
     ms_run run = {.backend = r->timed,
                   .config = r->model.config,
                   .weights = r->weights,
@@ -454,9 +498,17 @@ static ms_status one_pass(shape_run *r, ms_error *err) {
                   .want_logits = 1,
                   .logits = r->logits,
                   .logit_rows = 1,
-                  .emit = keep_logits};
+                  .emit = keep_logits,
+                  .layer_done = look_for_signals};
     MS_TRY(r->model.lane->forward(&run, err));
     ms_state_commit(&r->state, r->f->rows);
+    return MS_OK;
+}
+
+ms_status shape_passes(shape_run *r, uint32_t passes, double *mean, ms_error *err) {
+    uint64_t start = ms_clock_ns();
+    for (uint32_t i = 0; i < passes; i++) MS_TRY(shape_pass(r, err));
+    *mean = shape_seconds(start) / passes;
     return MS_OK;
 }
 
@@ -475,14 +527,14 @@ static ms_status measure(shape_run *r, ms_error *err) {
     double *pass = malloc(f->tokens * sizeof *pass);
     if (!pass) return ms_fail_memory(err, "times", f->tokens * sizeof *pass);
     ms_status st = MS_OK;
-    for (uint32_t i = 0; i < WARM_PASSES && st == MS_OK; i++) st = one_pass(r, err);
+    for (uint32_t i = 0; i < WARM_PASSES && st == MS_OK; i++) st = shape_pass(r, err);
     uint64_t all = ms_clock_ns();
     for (uint32_t i = 0; i < f->tokens && st == MS_OK; i++) {
         uint64_t start = ms_clock_ns();
-        st = one_pass(r, err);
-        pass[i] = seconds_since(start);
+        st = shape_pass(r, err);
+        pass[i] = shape_seconds(start);
     }
-    double mean = seconds_since(all) / f->tokens, best = pass[0], median = 0;
+    double mean = shape_seconds(all) / f->tokens, best = pass[0], median = 0;
     for (uint32_t i = 1; i < f->tokens; i++) best = pass[i] < best ? pass[i] : best;
     if (st == MS_OK) median = ms_probe_median(pass, f->tokens);
     free(pass);
@@ -504,14 +556,14 @@ static ms_status measure(shape_run *r, ms_error *err) {
     return MS_OK;
 }
 
-static ms_status measure_phases(shape_run *r, ms_error *err) {
+ms_status shape_phases(shape_run *r, ms_error *err) {
     ms_phases *p = NULL;
     MS_TRY(ms_phases_create(&p, r->be, err));
     r->timed = ms_phases_backend(p);
     ms_status st = MS_OK;
     uint64_t start = ms_clock_ns();
-    for (uint32_t i = 0; i < r->f->tokens && st == MS_OK; i++) st = one_pass(r, err);
-    double seconds = seconds_since(start);
+    for (uint32_t i = 0; i < r->f->tokens && st == MS_OK; i++) st = shape_pass(r, err);
+    double seconds = shape_seconds(start);
     if (st == MS_OK) ms_phases_print(p, r->f->tokens, seconds);
     r->timed = r->be;
     ms_phases_destroy(p);
@@ -531,7 +583,7 @@ static void destroy(shape_run *r) {
                 be->release(be, MS_MEM_DEVICE, r->workspace[i], (size_t)r->items[i].bytes);
         if (r->embedding)
             be->release(be, MS_MEM_DEVICE, r->embedding, r->f->rows * r->model.info.hidden * sizeof(float));
-        if (r->logits) be->release(be, MS_MEM_DEVICE, r->logits, r->model.info.vocab * sizeof(float));
+        if (r->logits) be->release(be, MS_MEM_DEVICE, r->logits, r->logit_rows * r->model.info.vocab * sizeof(float));
         be->destroy(be);
     }
     ms_static_list_free(&r->statics);
@@ -545,12 +597,12 @@ static void destroy(shape_run *r) {
 }
 
 int ms_bench_shape(int argc, char **argv) {
-    shape_flags flags = {.tokens = 32, .rows = 1};
+    shape_flags flags = {.tokens = 32, .rows = 1, .hits = 100, .real_layers = 1};
     const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &flags}};
     const ms_option_set set = {.program = "moonshine bench shape",
                                .synopsis = "[options]",
-                               .about = "Decodes at the official sizes with random weights made in memory and every "
-                                        "expert in its slot, beside what the memory's rate allows.",
+                               .about = "Runs the official sizes with random weights made in memory, beside what the "
+                                        "rates of memory and, with --hits, of the disk allow.",
                                .groups = groups,
                                .group_count = 1};
     ms_option_result result;
@@ -558,14 +610,21 @@ int ms_bench_shape(int argc, char **argv) {
     if (code >= 0) return code;
     shape_run r = {.f = &flags};
     ms_error err = {0};
+    ms_interrupt_watch(); /* the folder goes before the program does */
     ms_status st = create(&r, &err);
     if (st == MS_OK) {
         printf("%s (%s): %u layers, %u slots a layer, position %" PRIu64 "\n", r.be->name, r.be->kernels,
                r.config.layers, r.slots, flags.position);
-        st = measure(&r, &err);
+        st = shape_streams(&flags) ? shape_stream(&r, &err) : measure(&r, &err);
     }
-    if (st == MS_OK && flags.phases) st = measure_phases(&r, &err);
+    if (st == MS_OK && flags.phases && !shape_streams(&flags)) st = shape_phases(&r, &err);
+    if (st == MS_OK && r.slots == r.planned_slots) st = check_memory(&r, &err);
     destroy(&r);
+    ms_interrupt_unwatch();
+    if (ms_interrupt_code()) {
+        fprintf(stderr, "%s: interrupted\n", set.program);
+        return ms_interrupt_code();
+    }
     if (st != MS_OK) return ms_command_fail(set.program, &err);
     return ms_command_finish(set.program);
 }

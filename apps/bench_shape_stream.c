@@ -1,0 +1,234 @@
+/* bench_shape_stream.c: the part of `moonshine bench shape` in which experts come from the disk.
+ *
+ * One or two routed layers have their experts on disk, and all layers read them: what is read is real, only the same
+ * places serve many layers.  Decoding: a router's bias says which experts a layer takes, so that the rate of hits is
+ * chosen: hits are a few experts that stay in their slots, misses go round through all others.  Ranges: rows choose
+ * freely, which takes nearly every expert of a layer, and the slots are chosen.
+ *
+ * Owns: nothing that lasts.  Threads: the calling thread.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench_probe.h"
+#include "bench_shape.h"
+#include "io/reader.h"
+#include "lane/k3/k3_weights.h"
+
+enum { PROBE_EXPERTS = 96, PROBES = 3 };
+
+/* ------------------------------------------------------------------ experts on disk */
+
+/* Random codes with scale bytes around 2^-6: a window of random bytes that begins elsewhere for every expert. */
+static void make_expert(uint8_t *to, size_t bytes, const uint8_t *random, uint32_t number) {
+    size_t matrix = bytes / 3, packed = matrix / 17 * 16;
+    memcpy(to, random + (size_t)number * 4099 % bytes, bytes);
+    for (size_t m = 0; m < 3; m++)
+        for (size_t i = packed; i < matrix; i++) to[m * matrix + i] = (uint8_t)(119 + to[m * matrix + i] % 4);
+}
+
+static ms_status write_all(int fd, const uint8_t *data, size_t bytes, uint64_t offset, const char *path,
+                           ms_error *err) {
+    while (bytes) {
+        ssize_t n = pwrite(fd, data, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return ms_fail_errno(err, MS_ERR_IO, n ? errno : ENOSPC, "%s: write of an expert", path);
+        data += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return MS_OK;
+}
+
+static ms_status write_layer(shape_run *r, uint32_t layer, const uint8_t *random, uint8_t *expert, ms_error *err) {
+    const ms_expert_table *t = &r->model.experts;
+    const ms_expert_extent *x = &t->extents[(size_t)layer * t->expert_count];
+    const char *path = ms_checkpoint_shard_path(r->model.checkpoint, x->shard);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: cannot open", path);
+    ms_status st = MS_OK;
+    for (uint32_t e = 0; e < t->expert_count && st == MS_OK; e++) {
+        make_expert(expert, (size_t)t->expert_bytes, random, layer * t->expert_count + e);
+        st = write_all(fd, expert, (size_t)t->expert_bytes, x[e].offset, path, err);
+        if (st == MS_OK) st = shape_interrupted(err);
+    }
+    if (fdatasync(fd) != 0 && st == MS_OK) st = ms_fail_errno(err, MS_ERR_IO, errno, "%s: write", path);
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    (void)close(fd);
+    return st;
+}
+
+ms_status shape_real_layers(shape_run *r, ms_error *err) {
+    const ms_expert_table *t = &r->model.experts;
+    size_t bytes = (size_t)t->expert_bytes;
+    uint8_t *random = malloc(3 * bytes);
+    if (!random) return ms_fail_memory(err, "random experts", 3 * bytes);
+    uint64_t state = 7, start = ms_clock_ns();
+    for (size_t i = 0; i + 8 <= 2 * bytes; i += 8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        memcpy(random + i, &state, 8);
+    }
+    ms_status st = MS_OK;
+    uint32_t real = r->f->real_layers < t->layer_count ? r->f->real_layers : t->layer_count;
+    for (uint32_t l = 0; l < real && st == MS_OK; l++) st = write_layer(r, l, random, random + 2 * bytes, err);
+    free(random);
+    if (st != MS_OK) return st;
+    for (size_t l = real; l < t->layer_count; l++)
+        memcpy(&t->extents[l * t->expert_count], &t->extents[l % real * t->expert_count],
+               t->expert_count * sizeof *t->extents);
+    fprintf(stderr, "moonshine bench shape: experts of %u layers written, %.1f GB in %.1f s\n", real,
+            1e-9 * (double)real * t->expert_count * (double)bytes, shape_seconds(start));
+    return MS_OK;
+}
+
+/* ------------------------------------------------------------------ rate of the disk */
+
+static ms_status read_experts(shape_run *r, ms_reader *reader, const unsigned *files, uint32_t from, double *rate,
+                              ms_error *err) {
+    const ms_expert_table *t = &r->model.experts;
+    uint32_t count = t->expert_count < PROBE_EXPERTS ? t->expert_count : PROBE_EXPERTS, real = r->f->real_layers;
+    ms_read_request requests[PROBE_EXPERTS];
+    for (uint32_t i = 0; i < count; i++) {
+        const ms_expert_extent *x = &t->extents[(from + (size_t)i * 7) % ((size_t)real * t->expert_count)];
+        requests[i] = (ms_read_request){.file = files[x->shard], .offset = x->offset, .length = t->expert_bytes};
+    }
+    uint64_t start = ms_clock_ns();
+    MS_TRY(ms_reader_submit(reader, requests, count, err));
+    for (uint32_t i = 0; i < count; i++) {
+        ms_read_done done;
+        MS_TRY(ms_reader_next(reader, &done, err));
+        ms_reader_release(reader, done.buffer);
+        if (done.status != MS_OK) {
+            if (err) *err = done.error;
+            return done.status;
+        }
+    }
+    *rate = (double)count * (double)t->expert_bytes / shape_seconds(start);
+    return MS_OK;
+}
+
+/* What the reader alone gives with as many reads in flight as the service has; the best of a few. */
+static ms_status disk_rate(shape_run *r, double *best, bool *direct, ms_error *err) {
+    const ms_expert_table *t = &r->model.experts;
+    size_t each = ms_reader_buffer_bytes((size_t)t->expert_bytes),
+           shards = ms_checkpoint_shard_count(r->model.checkpoint);
+    void *staging;
+    MS_TRY(r->be->alloc(r->be, MS_MEM_STAGING, SHAPE_STAGING * each, "probe buffers", &staging, err));
+    ms_reader_options o = {
+        .depth = SHAPE_STAGING, .staging = staging, .buffer_count = SHAPE_STAGING, .buffer_bytes = each};
+    ms_reader *reader = NULL;
+    unsigned *files = calloc(shards, sizeof *files);
+    ms_status st = files ? ms_reader_create(&reader, &o, err) : ms_fail_memory(err, "files", shards * sizeof *files);
+    for (uint32_t l = 0; l < r->f->real_layers && l < t->layer_count && st == MS_OK; l++) {
+        uint16_t shard = t->extents[(size_t)l * t->expert_count].shard;
+        st = ms_reader_add_file(reader, ms_checkpoint_shard_path(r->model.checkpoint, shard), &files[shard], err);
+    }
+    for (uint32_t i = 0; i < PROBES && st == MS_OK; i++) {
+        double rate = 0;
+        st = read_experts(r, reader, files, i * 211, &rate, err);
+        if (rate > *best) *best = rate;
+    }
+    if (st == MS_OK) {
+        ms_reader_stats stats;
+        ms_reader_get_stats(reader, &stats);
+        *direct = stats.direct;
+    }
+    ms_reader_destroy(reader);
+    free(files);
+    r->be->release(r->be, MS_MEM_STAGING, staging, SHAPE_STAGING * each);
+    return st;
+}
+
+/* ------------------------------------------------------------------ chosen routes */
+
+/* What every layer takes in the next pass.  next[l]: where layer l goes on among the experts that are not kept. */
+static ms_status choose_routes(shape_run *r, uint32_t hits, uint32_t *next, ms_error *err) {
+    const ms_lane_info *info = &r->model.info;
+    uint32_t k = info->top_k, others = info->experts - k;
+    float *bias = calloc(info->experts, sizeof *bias);
+    if (!bias) return ms_fail_memory(err, "bias", info->experts * sizeof *bias);
+    double misses = k * (100.0 - hits) / 100.0;
+    ms_status st = MS_OK;
+    for (uint32_t l = 0; l < info->moe_layer_count && st == MS_OK; l++) {
+        uint32_t miss = (uint32_t)(misses * (l + 1)) - (uint32_t)(misses * l);
+        memset(bias, 0, info->experts * sizeof *bias);
+        for (uint32_t i = 0; i < k - miss; i++) bias[i] = 1000.0f;
+        for (uint32_t i = 0; i < miss; i++) bias[k + next[l]++ % others] = 1000.0f;
+        size_t at = (size_t)r->model.experts.layers[l] * K3_LAYER_PARTS + K3_ROUTER_BIAS;
+        st = r->be->weight_fill(r->be, (ms_weight *)r->weights + at, 0, 1, bias, MS_FORMAT_F32, err);
+    }
+    free(bias);
+    return st;
+}
+
+typedef struct figures {
+    double compute, wall, disk_rate, hits, read_bytes; /* seconds of a pass, bytes a second, part, bytes of a pass */
+    bool direct;
+} figures;
+
+/* Passes whose times count, with what they read. */
+static ms_status streamed(shape_run *r, uint32_t *next, figures *f, ms_error *err) {
+    ms_engine_stats before, after;
+    ms_expert_service_stats(r->experts, &before);
+    for (uint32_t i = 0; i < r->f->tokens; i++) {
+        if (next) MS_TRY(choose_routes(r, r->f->hits, next, err));
+        uint64_t start = ms_clock_ns();
+        MS_TRY(shape_pass(r, err));
+        f->wall += shape_seconds(start) / r->f->tokens;
+    }
+    ms_expert_service_stats(r->experts, &after);
+    uint64_t accesses = after.expert_accesses - before.expert_accesses;
+    f->hits = accesses ? (double)(after.expert_hits - before.expert_hits) / (double)accesses : 0;
+    f->read_bytes = (double)(after.expert_read_bytes - before.expert_read_bytes) / r->f->tokens;
+    return MS_OK;
+}
+
+static ms_status decode(shape_run *r, figures *f, ms_error *err) {
+    uint32_t *next = calloc(r->model.info.moe_layer_count, sizeof *next);
+    if (!next) return ms_fail_memory(err, "routes", r->model.info.moe_layer_count * sizeof *next);
+    double unused;
+    ms_status st = choose_routes(r, 100, next, err);
+    if (st == MS_OK) st = shape_passes(r, 2, &unused, err); /* reads what is kept */
+    if (st == MS_OK) st = shape_passes(r, r->f->tokens, &f->compute, err);
+    if (st == MS_OK && r->f->phases) st = shape_phases(r, err);
+    if (st == MS_OK) st = choose_routes(r, r->f->hits, next, err);
+    if (st == MS_OK) st = shape_pass(r, err);
+    if (st == MS_OK) st = streamed(r, next, f, err);
+    free(next);
+    return st;
+}
+
+static ms_status range(shape_run *r, figures *f, ms_error *err) {
+    double unused;
+    MS_TRY(shape_passes(r, 2, &unused, err)); /* reads nearly every expert */
+    MS_TRY(shape_passes(r, r->f->tokens, &f->compute, err));
+    if (r->f->phases) MS_TRY(shape_phases(r, err));
+    r->slots = (uint32_t)((uint64_t)r->model.info.experts * r->f->hits / 100);
+    MS_TRY(shape_new_experts(r, false, err));
+    MS_TRY(shape_passes(r, 1, &unused, err));
+    return streamed(r, NULL, f, err);
+}
+
+ms_status shape_stream(shape_run *r, ms_error *err) {
+    figures f = {0};
+    MS_TRY(disk_rate(r, &f.disk_rate, &f.direct, err));
+    MS_TRY(r->f->rows == 1 ? decode(r, &f, err) : range(r, &f, err));
+    MS_TRY(disk_rate(r, &f.disk_rate, &f.direct, err));
+    double disk = f.read_bytes / f.disk_rate, larger = disk > f.compute ? disk : f.compute;
+    printf("  experts     the files of %u routed layers serve all %u layers; %s reads, %u at a time\n",
+           r->f->real_layers, r->model.info.moe_layer_count, f.direct ? "direct" : "buffered", SHAPE_STAGING);
+    printf("  disk        %.3f GB/s by the reader alone; %.3f GB a pass: %.2f ms\n", f.disk_rate / 1e9,
+           f.read_bytes / 1e9, 1e3 * disk);
+    printf("  compute     %.2f ms a pass of %u rows with every expert in its slot\n", 1e3 * f.compute, r->f->rows);
+    printf("  streaming   %.2f ms a pass, %u passes, %.1f %% hits, %u slots a layer; %.2f rows/s\n", 1e3 * f.wall,
+           r->f->tokens, 100 * f.hits, r->slots, r->f->rows / f.wall);
+    printf("  overlap     %.1f %%: max(disk, compute) of streaming\n", 100 * larger / f.wall);
+    return MS_OK;
+}
