@@ -191,7 +191,7 @@ static ms_status open_service(replay *r, ms_error *err) {
     MS_TRY(ms_backend_open(&r->backend, &bo, err));
     if (!f->install) {
         r->backend->install_begin = install_nothing;
-        r->backend->install_end = nothing_ended;
+        r->backend->finish = nothing_ended;
     }
     uint32_t slots = f->experts < m->experts.expert_count ? f->experts : m->experts.expert_count;
     ms_expert_service_options eo = {.shape = m->info.expert_shape,

@@ -21,7 +21,7 @@
 typedef enum ms_format { MS_FORMAT_F32, MS_FORMAT_BF16, MS_FORMAT_Q8, MS_FORMAT_FP8 } ms_format;
 
 /* Keys that attention takes together, by absolute position. */
-enum { MS_Q8_GROUP = 128, MS_MLA_BLOCK = 256, MS_GQA_BLOCK = 256, MS_INSTALLS = 64 };
+enum { MS_Q8_GROUP = 128, MS_MLA_BLOCK = 256, MS_GQA_BLOCK = 256, MS_TICKETS = 64 };
 
 /* A matrix [rows][cols] (or vector: rows == 1) in the backend's own layout. */
 typedef struct ms_weight {
@@ -188,8 +188,17 @@ struct ms_backend {
      * column. */
     ms_status (*weight_fill)(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *host,
                              ms_format source, ms_error *err);
+    /* The same without waiting, from staging memory; see finish.  The weight is used after finish only. */
+    ms_status (*fill_begin)(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *staging,
+                            ms_format source, uint32_t *ticket, ms_error *err);
     void (*weight_destroy)(ms_backend *be, ms_weight *w);
     bool fp8_weights; /* MS_FORMAT_FP8 as format and as source */
+
+    /* -------- what was begun from staging memory */
+    /* Gives the result of a ticket, once; until then the staging bytes stay as they are.  *done == false: not finished
+     * yet, ask again (never with `wait`).  At most MS_TICKETS are open, counted from the oldest open one.  A begin may
+     * give the result itself: after a failure there is no ticket. */
+    ms_status (*finish)(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err);
 
     /* -------- scratch: sizes are pure, so that the plan can count them */
     uint64_t (*scratch_bytes)(const ms_backend *be, const ms_scratch_need *need);
@@ -219,13 +228,9 @@ struct ms_backend {
     /* Source bytes of an expert in staging (any misalignment) to a slot.  A bad scale is MS_ERR_FORMAT; the slot's
      * bytes are then undefined.  Slots are used by installs, experts_run and the memory functions only. */
     ms_status (*install)(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, ms_error *err);
-    /* The same without waiting: what is called later and uses the slot comes after it.  install_end gives the result of
-     * a ticket, once; until then the staging bytes stay as they are.  At most MS_INSTALLS tickets are open, counted from
-     * the oldest open one.  install_begin may give the result itself: after a failure there is no ticket. */
+    /* The same without waiting: what is called later and uses the slot comes after it; see finish. */
     ms_status (*install_begin)(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, uint32_t *ticket,
                                ms_error *err);
-    /* *done == false: not finished yet, ask again (never with `wait`). */
-    ms_status (*install_end)(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err);
     /* Prepares z [n][hidden] for experts_run calls until the next experts_begin. */
     void (*experts_begin)(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s);
     /* y [pairs][hidden]: pair results of the given batches. */

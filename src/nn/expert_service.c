@@ -53,7 +53,7 @@ struct ms_expert_service {
     ms_want *wants;              /* [experts] */
     bool *committed;             /* [experts]: a fill whose bytes are in its slot */
     ms_read_request *reads;      /* [experts] */
-    installing installs[MS_INSTALLS]; /* a ring */
+    installing installs[MS_TICKETS]; /* a ring */
     uint32_t first_install, install_count;
     uint32_t next_scratch;
 
@@ -380,9 +380,9 @@ static ms_status finish(ms_expert_service *s, uint32_t index, ms_status st, ms_e
 /* Ends the oldest install, or leaves it when it is still at work and `wait` is false; *ended tells which. */
 static ms_status end_install(ms_expert_service *s, bool wait, bool *ended, ms_error *err) {
     const installing *in = &s->installs[s->first_install];
-    ms_status st = s->backend->install_end(s->backend, in->ticket, wait, ended, err);
+    ms_status st = s->backend->finish(s->backend, in->ticket, wait, ended, err);
     if (!*ended) return MS_OK;
-    s->first_install = (s->first_install + 1) % MS_INSTALLS;
+    s->first_install = (s->first_install + 1) % MS_TICKETS;
     s->install_count--;
     ms_reader_release(s->reader, in->buffer);
     return finish(s, in->index, st, err);
@@ -411,7 +411,7 @@ static ms_status take(ms_expert_service *s, const ms_read_done *done, ms_expert_
         ms_reader_release(s->reader, done->buffer);
         return finish(s, i, st, err);
     }
-    s->installs[(s->first_install + s->install_count) % MS_INSTALLS] = (installing){i, ticket, done->buffer};
+    s->installs[(s->first_install + s->install_count) % MS_TICKETS] = (installing){i, ticket, done->buffer};
     s->install_count++;
     if (w->kind != MS_WANT_FILL) s->next_scratch = (s->next_scratch + 1) % MS_SCRATCH_SLOTS;
     *ready = (ms_expert_ready){.index = i, .slot = slot};
@@ -431,7 +431,7 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
     }
     /* Wait for one, then take what has landed beside it.  A buffer must be free to read into; and where products run
      * later, half of the scratch slots can be filled while the other half is in use. */
-    uint32_t buffers = s->options.staging < MS_INSTALLS ? s->options.staging : MS_INSTALLS;
+    uint32_t buffers = s->options.staging < MS_TICKETS ? s->options.staging : MS_TICKETS;
     uint32_t most = s->backend->deferred ? MS_SCRATCH_SLOTS / 2 : MS_SCRATCH_SLOTS;
     for (bool got = true; s->left && *count < most;) {
         ms_read_done done;

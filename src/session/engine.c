@@ -72,8 +72,13 @@ static ms_status load(ms_engine *e, ms_error *err) {
     const ms_lane *lane = e->model.lane;
     e->weights = calloc(1, lane->weights_bytes);
     if (!e->weights) return ms_fail_memory(err, "weights table", lane->weights_bytes);
-    MS_TRY(ms_statics_load(e->backend, e->model.checkpoint, &e->statics, e->weights, o->load_progress,
-                           o->load_progress_arg, err));
+    /* What comes later is larger than the load buffers, so that the plan's total stays the peak. */
+    ms_load_options lo = {.buffer_bytes = host_bytes(e->plan, "cache") + host_bytes(e->plan, "staging"),
+                          .buffered = o->buffered_reads,
+                          .no_uring = o->no_uring,
+                          .progress = o->load_progress,
+                          .arg = o->load_progress_arg};
+    MS_TRY(ms_statics_load(e->backend, e->model.checkpoint, &e->statics, e->weights, &lo, err));
     ms_expert_service_options eo = {.shape = e->model.info.expert_shape,
                                     .slots = o->experts,
                                     .staging = o->staging,

@@ -215,6 +215,13 @@ static void test_prefill(void **state) {
     cli_remove_folder(dir);
 }
 
+static void test_load(void **state) {
+    (void)state;
+    run(0, "MB read", "", ARGS("load", CLI_MODEL, "--repeat", "2", "--probe", "64K"));
+    run(0, "of the disk", "", ARGS("load", CLI_MODEL, "--repeat", "1", "--probe", "64K", "--no-direct", "--no-uring"));
+    run(1, "", "README", ARGS("load", "README.md"));
+}
+
 static void test_wrong_usage(void **state) {
     (void)state;
     run(2, "", "unknown measurement 'disc'", ARGS("disc"));
@@ -238,7 +245,8 @@ static void test_wrong_usage(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_disk_of_model), cmocka_unit_test(test_disk_of_file), cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_prefill),       cmocka_unit_test(test_wrong_usage),
+        cmocka_unit_test(test_prefill),       cmocka_unit_test(test_load),
+        cmocka_unit_test(test_wrong_usage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Installs beside other work: whatever overlaps, each run sees the bytes that call order gives its slots, staging
- * memory is free again when install_end says so, and results belong to their own ticket.  On the emulator once more
+/* Installs and fills beside other work: whatever overlaps, each run sees the bytes that call order gives its slots,
+ * staging memory is free again when finish says so, and results belong to their own ticket.  On the emulator once more
  * with streams that work as late as they may, with and without memory of the device's own. */
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +9,7 @@
 
 #include "gpu_test.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -123,7 +124,7 @@ static void bench_close(bench *b) {
 static bool end(bench *b, uint32_t buffer, bool wait) {
     bool done;
     ms_error err;
-    if (b->be->install_end(b->be, b->ticket[buffer], wait, &done, &err) != MS_OK) fail_msg("%s", err.message);
+    if (b->be->finish(b->be, b->ticket[buffer], wait, &done, &err) != MS_OK) fail_msg("%s", err.message);
     assert_true(done || !wait);
     if (!done) return false;
     b->busy[buffer] = false;
@@ -214,12 +215,12 @@ static void own_results(void **state) {
             assert_int_equal(be->install_begin(be, slots + i * bytes, staging + i * bytes, shape, &ticket[i], NULL),
                              MS_OK);
         ms_error err;
-        assert_int_equal(be->install_end(be, ticket[2], true, &done, &err), MS_OK);
-        assert_int_equal(be->install_end(be, ticket[0], true, &done, &err), MS_OK);
-        assert_int_equal(be->install_end(be, ticket[1], true, &done, &err), MS_ERR_FORMAT);
+        assert_int_equal(be->finish(be, ticket[2], true, &done, &err), MS_OK);
+        assert_int_equal(be->finish(be, ticket[0], true, &done, &err), MS_OK);
+        assert_int_equal(be->finish(be, ticket[1], true, &done, &err), MS_ERR_FORMAT);
         assert_non_null(strstr(err.message, "w1 scale of row 3 group 1"));
         assert_true(done);
-        assert_int_equal(be->install_end(be, ticket[1], true, &done, &err), MS_ERR_INTERNAL); /* once only */
+        assert_int_equal(be->finish(be, ticket[1], true, &done, &err), MS_ERR_INTERNAL); /* once only */
         assert_int_equal(be->install(be, slots, staging, shape, &err), MS_OK);
         assert_int_equal(be->sync(be, &err), MS_OK);
         be->release(be, MS_MEM_DEVICE, slots, 3 * bytes);
@@ -233,20 +234,76 @@ static void too_many(void **state) {
     ms_backend *be = open_mode(1);
     size_t bytes = ms_expert_bytes(shape);
     uint8_t *slot = memory(be, MS_MEM_DEVICE, bytes), *staging = memory(be, MS_MEM_STAGING, bytes);
-    uint32_t ticket[MS_INSTALLS], more;
+    uint32_t ticket[MS_TICKETS], more;
     bool done;
     make_source(staging, 1);
-    for (uint32_t i = 0; i < MS_INSTALLS; i++)
+    for (uint32_t i = 0; i < MS_TICKETS; i++)
         assert_int_equal(be->install_begin(be, slot, staging, shape, &ticket[i], NULL), MS_OK);
     assert_int_equal(be->install_begin(be, slot, staging, shape, &more, NULL), MS_ERR_INTERNAL);
-    assert_int_equal(be->install_end(be, ticket[0], true, &done, NULL), MS_OK);
+    assert_int_equal(be->finish(be, ticket[0], true, &done, NULL), MS_OK);
     assert_int_equal(be->install_begin(be, slot, staging, shape, &more, NULL), MS_OK);
-    for (uint32_t i = 1; i < MS_INSTALLS; i++)
-        assert_int_equal(be->install_end(be, ticket[i], true, &done, NULL), MS_OK);
-    assert_int_equal(be->install_end(be, more, true, &done, NULL), MS_OK);
+    for (uint32_t i = 1; i < MS_TICKETS; i++) assert_int_equal(be->finish(be, ticket[i], true, &done, NULL), MS_OK);
+    assert_int_equal(be->finish(be, more, true, &done, NULL), MS_OK);
     be->release(be, MS_MEM_STAGING, staging, bytes);
     be->release(be, MS_MEM_DEVICE, slot, bytes);
     be->destroy(be);
+}
+
+/* Pieces of weights from staging memory give what weight_fill gives; a bad row is the result of its own ticket. */
+static void fills(void **state) {
+    (void)state;
+    enum { ROWS = 37, COLS = 300, PIECE = 5, PIECES = (ROWS + PIECE - 1) / PIECE };
+    static const ms_format formats[] = {MS_FORMAT_Q8, MS_FORMAT_BF16, MS_FORMAT_F32};
+    for (size_t mode = 0; mode < sizeof modes / sizeof modes[0]; mode++) {
+        ms_backend *be = open_mode(mode);
+        float *staging = memory(be, MS_MEM_STAGING, sizeof(float) * ROWS * COLS);
+        for (size_t f = 0; f < 3; f++) {
+            ms_weight want, got;
+            uint32_t ticket[PIECES];
+            bool done;
+            ms_error err;
+            for (uint32_t i = 0; i < ROWS * COLS; i++) staging[i] = (float)(i * 37 % 101) / 50.0f - 1.0f;
+            assert_int_equal(be->weight_create(be, &want, formats[f], ROWS, COLS, NULL), MS_OK);
+            assert_int_equal(be->weight_create(be, &got, formats[f], ROWS, COLS, NULL), MS_OK);
+            assert_int_equal(be->weight_fill(be, &want, 0, ROWS, staging, MS_FORMAT_F32, NULL), MS_OK);
+            for (uint32_t p = 0; p < PIECES; p++) {
+                uint32_t row = p * PIECE, n = ROWS - row < PIECE ? ROWS - row : PIECE;
+                assert_int_equal(
+                    be->fill_begin(be, &got, row, n, staging + (size_t)row * COLS, MS_FORMAT_F32, &ticket[p], NULL),
+                    MS_OK);
+            }
+            for (uint32_t p = 0; p < PIECES; p++) assert_int_equal(be->finish(be, ticket[p], true, &done, NULL), MS_OK);
+            size_t bytes = (size_t)ROWS * COLS *
+                           (formats[f] == MS_FORMAT_Q8     ? 1
+                            : formats[f] == MS_FORMAT_BF16 ? 2
+                                                           : 4);
+            uint8_t *a = malloc(2 * bytes), *b = a + bytes;
+            assert_non_null(a);
+            be->download(be, a, want.data, bytes);
+            be->download(be, b, got.data, bytes);
+            assert_memory_equal(a, b, bytes);
+            if (want.scales) {
+                be->download(be, a, want.scales, (size_t)ROWS * 3 * sizeof(float));
+                be->download(be, b, got.scales, (size_t)ROWS * 3 * sizeof(float));
+                assert_memory_equal(a, b, (size_t)ROWS * 3 * sizeof(float));
+            }
+            free(a);
+            staging[7 * COLS + 299] = NAN;
+            assert_int_equal(be->fill_begin(be, &got, 4, 5, staging + 4 * COLS, MS_FORMAT_F32, &ticket[0], NULL),
+                             MS_OK);
+            assert_int_equal(be->fill_begin(be, &got, 8, 5, staging + 8 * COLS, MS_FORMAT_F32, &ticket[1], NULL),
+                             MS_OK);
+            assert_int_equal(be->finish(be, ticket[1], true, &done, NULL), MS_OK);
+            assert_int_equal(be->finish(be, ticket[0], true, &done, &err), MS_ERR_NUMERIC);
+            assert_non_null(strstr(err.message, "row 7 column 299"));
+            assert_int_equal(be->fill_begin(be, &got, ROWS - 1, 2, staging, MS_FORMAT_F32, &ticket[0], NULL),
+                             MS_ERR_INTERNAL);
+            be->weight_destroy(be, &want);
+            be->weight_destroy(be, &got);
+        }
+        be->release(be, MS_MEM_STAGING, staging, sizeof(float) * ROWS * COLS);
+        be->destroy(be);
+    }
 }
 
 int main(void) {
@@ -254,6 +311,7 @@ int main(void) {
         cmocka_unit_test(any_order),
         cmocka_unit_test(own_results),
         cmocka_unit_test(too_many),
+        cmocka_unit_test(fills),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

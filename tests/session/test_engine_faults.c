@@ -29,7 +29,7 @@ static struct {
     ms_reader *reader;
     uint64_t calls, at; /* at: call number that acts, from 1 */
     harm_kind harm;
-    uint8_t *open[MS_INSTALLS]; /* slots of tickets */
+    uint8_t *open[MS_TICKETS]; /* slots of tickets */
     uint32_t tickets, polls, failing;
 } trap;
 
@@ -40,7 +40,7 @@ static void fail_next_read(ms_reader *r, unsigned count) {
 static ms_status trapped_begin(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, uint32_t *ticket,
                                ms_error *err) {
     MS_TRY(trap.begin(be, slot, staging, s, ticket, err));
-    *ticket = trap.tickets++ % MS_INSTALLS;
+    *ticket = trap.tickets++ % MS_TICKETS;
     assert_null(trap.open[*ticket]);
     bool acts = ++trap.calls == trap.at;
     if (acts && trap.harm == HARM_READ) fail_next_read(trap.reader, 1);
@@ -54,7 +54,7 @@ static ms_status trapped_begin(ms_backend *be, void *slot, const uint8_t *stagin
 /* Two times of three an install is not finished yet. */
 static ms_status trapped_end(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err) {
     (void)be;
-    assert_true(ticket < MS_INSTALLS && trap.open[ticket]);
+    assert_true(ticket < MS_TICKETS && trap.open[ticket]);
     *done = wait || trap.polls++ % 3 == 0;
     if (!*done) return MS_OK;
     trap.open[ticket] = NULL;
@@ -67,8 +67,8 @@ static void set_trap(rig *r, uint64_t at, harm_kind harm) {
     ms_backend *be = r->e->backend;
     if (be->install_begin != trapped_begin) trap.begin = be->install_begin;
     be->install_begin = trapped_begin;
-    be->install_end = trapped_end;
-    for (uint32_t i = 0; i < MS_INSTALLS; i++) assert_null(trap.open[i]); /* all have ended */
+    be->finish = trapped_end;
+    for (uint32_t i = 0; i < MS_TICKETS; i++) assert_null(trap.open[i]); /* all have ended */
     trap.reader = ms_expert_service_reader(r->e->experts);
     trap.calls = 0;
     trap.at = at;

@@ -135,7 +135,13 @@ static ms_status install_begin(ms_backend *be, void *slot, const uint8_t *stagin
     return cpu_install(be, slot, staging, s, err);
 }
 
-static ms_status install_end(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err) {
+static ms_status fill_begin(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *staging,
+                            ms_format source, uint32_t *ticket, ms_error *err) {
+    *ticket = 0;
+    return cpu_weight_fill(be, w, first, count, staging, source, err);
+}
+
+static ms_status finish(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err) {
     (void)be;
     (void)ticket;
     (void)wait;
@@ -159,6 +165,7 @@ static const ms_backend members = {
     .fetch_end = fetch_end,
     .weight_create = cpu_weight_create,
     .weight_fill = cpu_weight_fill,
+    .fill_begin = fill_begin,
     .weight_destroy = cpu_weight_destroy,
     .fp8_weights = true,
     .scratch_bytes = cpu_scratch_bytes,
@@ -175,7 +182,7 @@ static const ms_backend members = {
     .router_topk = cpu_router_topk,
     .install = cpu_install,
     .install_begin = install_begin,
-    .install_end = install_end,
+    .finish = finish,
     .experts_begin = cpu_experts_begin,
     .experts_run = cpu_experts_run,
     .experts_reduce_norm = cpu_experts_reduce_norm,

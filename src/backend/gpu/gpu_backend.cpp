@@ -2,9 +2,9 @@
 //
 // Compiled once per target (HIP, CUDA, emulator) into a library of its own; see gpu_backend.h.
 // Owns: two streams, pinned pieces for uploads, a device piece for raw weight rows, the scratch arena.
-// Invariants: everything but installs goes through one stream, so operations take effect in call order; gpu_install.cpp
-//   puts installs into that order.  A call that would need more scratch than was reserved keeps MS_ERR_INTERNAL as the
-//   failure and does nothing.
+// Invariants: everything but installs and fills goes through one stream, so operations take effect in call order;
+//   gpu_install.cpp puts installs into that order.  A call that would need more scratch than was reserved keeps
+//   MS_ERR_INTERNAL as the failure and does nothing.
 // Errors: failures of the device's runtime are kept as MS_ERR_IO and given by sync(); rows that are not finite are seen
 //   by kernels, which lower a word of `flags`.
 #include "backend/gpu/gpu_internal.h"
@@ -80,7 +80,7 @@ void fetch_begin(ms_backend *be, const void *dev, size_t bytes) {
     g->fetch_bytes = bytes;
     g->fetch_calls = g->router_calls;
     g->fetch_uses = g->order.uses;
-    g->fetch_installs = g->order.installs;
+    g->fetch_works = g->order.works;
     uint8_t *to = g->scratch.fetched;
     (void)gpu_ok(g, gpuMemcpyAsync(to + FETCH_HEAD, dev, bytes, gpuMemcpyDeviceToHost, g->stream), "fetch");
     if (g->router_calls)
@@ -153,7 +153,7 @@ void device_memory(const ms_backend *be, uint64_t *total_bytes, uint64_t *free_b
 constexpr size_t PINNED_UNIT = (size_t)2 << 20;
 constexpr uint64_t pinned_bytes(uint64_t bytes) { return (bytes / PINNED_UNIT + 1) * PINNED_UNIT; }
 
-constexpr size_t PIECE_ALL_BYTES = PIECE_BYTES + 3 * MS_INSTALLS * sizeof(uint32_t); // and install_bad
+constexpr size_t PIECE_ALL_BYTES = PIECE_BYTES + 3 * MS_TICKETS * sizeof(uint32_t); // and side_bad
 
 void *pinned_new(size_t bytes) {
     void *p = nullptr;
@@ -277,7 +277,7 @@ uint64_t scratch_bytes(const ms_backend *be, const ms_scratch_need *n) {
     carver v = {};
     layout(&s, &v, be, n);
     uint64_t total;
-    return v.overflow || __builtin_add_overflow(v.used, host_bytes(n) + PIECE_BYTES, &total) ? UINT64_MAX : total;
+    return v.overflow || __builtin_add_overflow(v.used, host_bytes(n) + 2 * PIECE_BYTES, &total) ? UINT64_MAX : total;
 }
 
 void scratch_free(gpu_backend *g) {
@@ -322,7 +322,7 @@ gpuEvent_t *event_of(gpu_backend *g, unsigned i) {
     if (i < PIECES) return &g->piece_free[i];
     if ((i -= PIECES) < TABLES) return &g->table_free[i];
     if ((i -= TABLES) < RUNS) return &g->run[i];
-    if ((i -= RUNS) < MS_INSTALLS) return &g->install[i].done;
+    if ((i -= RUNS) < MS_TICKETS) return &g->work[i].done;
     return &g->fetch_done;
 }
 
@@ -393,8 +393,8 @@ ms_status make_buffers(gpu_backend *g, ms_error *err) {
         g->piece[i] = (uint8_t *)pinned_new(PIECE_ALL_BYTES);
         if (!g->piece[i]) return ms_fail_memory(err, "pinned upload buffer", PIECE_BYTES);
     }
-    g->install_bad = (uint32_t *)(void *)(g->piece[0] + PIECE_BYTES);
-    g->raw = (uint8_t *)device_new(g, PIECE_BYTES, false);
+    g->side_bad = (uint32_t *)(void *)(g->piece[0] + PIECE_BYTES);
+    g->raw = (uint8_t *)device_new(g, 2 * PIECE_BYTES, false);
     g->flags = (uint32_t *)device_new(g, FLAG_COUNT * sizeof(uint32_t), false);
     if (!g->raw || !g->flags) return ms_fail_memory(err, "GPU upload buffer", PIECE_BYTES);
     (void)gpu_ok(g, gpuMemsetAsync(g->flags, 0xff, FLAG_COUNT * sizeof(uint32_t), g->stream), "zero");

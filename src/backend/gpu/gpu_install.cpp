@@ -1,9 +1,9 @@
-// gpu_install.cpp - raw expert bytes of the staging memory into slots, beside the operations.
+// gpu_install.cpp - the side stream: raw expert bytes of the staging memory into slots, beside the operations.
 //
-// Installs run on the side stream: a copy to the device (where the host's memory is not its own), then the re-tiling.
+// An install is a copy to the device (where the host's memory is not its own), then the re-tiling.
 // Order: what uses slots on the compute stream has a number, and so have installs; slot_use and slot_install remember
 //   the last of each slot.  An install waits for the last use of its slot, experts_run for the last install of its
-//   slots. Slots that share a mark wait for a little more.  Waits are the device's; the host waits in install_end
+//   slots. Slots that share a mark wait for a little more.  Waits are the device's; the host waits in finish
 //   alone.
 // Threads and errors: as gpu_internal.h says.
 #include "backend/gpu/gpu_internal.h"
@@ -34,8 +34,8 @@ gpuEvent_t event_after(gpu_backend *g, uint64_t number) {
 
 // The compute stream goes on when install `number` is done.
 void wait_install(gpu_backend *g, uint64_t number) {
-    if (number <= g->order.installs_done) return;
-    (void)gpu_ok(g, gpuStreamWaitEvent(g->stream, g->install[number % MS_INSTALLS].done), "install");
+    if (number <= g->order.works_done) return;
+    (void)gpu_ok(g, gpuStreamWaitEvent(g->stream, g->work[number % MS_TICKETS].done), "install");
 }
 
 } // namespace
@@ -58,21 +58,47 @@ void slots_used(gpu_backend *g, const ms_expert_batch *batches, uint32_t count) 
     for (uint32_t i = 0; i < count; i++) {
         uint32_t m = mark_of(batches[i].slot);
         o->slot_use[m] = o->uses;
-        fresh |= o->slot_install[m] > g->fetch_installs;
+        fresh |= o->slot_install[m] > g->fetch_works;
     }
     if (fresh) (void)event_after(g, o->uses);
 }
 
 void memory_use(gpu_backend *g) {
-    wait_install(g, g->order.installs);
+    wait_install(g, g->order.works);
     g->order.all_slots = ++g->order.uses;
+}
+
+uint32_t *side_flags(gpu_backend *g, uint32_t ticket) { return g->flags + FLAG_SIDE + 3 * ticket; }
+
+gpu_side_work *side_begin(gpu_backend *g, uint64_t use, uint32_t *ticket, ms_error *err) {
+    gpu_order *o = &g->order;
+    *ticket = (uint32_t)((o->works + 1) % MS_TICKETS);
+    gpu_side_work *work = &g->work[*ticket];
+    if (work->open) {
+        (void)ms_fail(err, MS_ERR_INTERNAL, "more than %d tickets are open", (int)MS_TICKETS);
+        return nullptr;
+    }
+    if (o->all_slots > use) use = o->all_slots;
+    if (use > o->uses_done) (void)gpu_ok(g, gpuStreamWaitEvent(g->side, event_after(g, use)), "wait");
+    work->number = ++o->works;
+    work->weight = nullptr;
+    return work;
+}
+
+ms_status side_end(gpu_backend *g, gpu_side_work *work, uint32_t *bad, ms_error *err) {
+    size_t at = (size_t)(bad - (g->flags + FLAG_SIDE));
+    (void)gpu_ok(g, gpuMemcpyAsync(g->side_bad + at, bad, 3 * sizeof *bad, gpuMemcpyDeviceToHost, g->side), "download");
+    (void)gpu_ok(g, gpuEventRecord(work->done, g->side), "record");
+    if (g->failure.code != MS_OK) return g->base.sync(&g->base, err);
+    work->open = true;
+    return MS_OK;
 }
 
 bool wait_all(gpu_backend *g, const char *op) {
     gpu_order *o = &g->order;
     bool ok = gpu_ok(g, gpuStreamSynchronize(g->stream), op);
-    if (o->installs > o->installs_done) ok = gpu_ok(g, gpuStreamSynchronize(g->side), op) && ok;
-    o->installs_done = o->installs;
+    if (o->works > o->works_done) ok = gpu_ok(g, gpuStreamSynchronize(g->side), op) && ok;
+    o->works_done = o->works;
     o->uses_done = o->uses;
     return ok;
 }
@@ -85,59 +111,56 @@ ms_status install_begin(ms_backend *be, void *slot, const uint8_t *staging, ms_e
     gpu_order *o = &g->order;
     if (!ms_expert_shape_valid(s) || !experts_fit(s.hidden, s.inner))
         return ms_fail(err, MS_ERR_INTERNAL, "expert of %u x %u: expected multiples of 32", s.hidden, s.inner);
-    uint64_t number = o->installs + 1;
-    uint32_t i = (uint32_t)(number % MS_INSTALLS), mark = mark_of(slot);
-    gpu_install *in = &g->install[i];
-    if (in->open) return ms_fail(err, MS_ERR_INTERNAL, "more than %d installs are open", (int)MS_INSTALLS);
-    uint64_t use = o->slot_use[mark] > o->all_slots ? o->slot_use[mark] : o->all_slots;
-    if (use > o->uses_done) (void)gpu_ok(g, gpuStreamWaitEvent(g->side, event_after(g, use)), "install");
+    uint32_t mark = mark_of(slot);
+    gpu_side_work *work = side_begin(g, o->slot_use[mark], ticket, err);
+    if (!work) return MS_ERR_INTERNAL;
     size_t bytes = ms_expert_bytes(s);
     const uint8_t *source = staging;
     if (g->scratch.source && bytes <= ms_expert_bytes(g->scratch.need.expert)) {
         source = g->scratch.source;
         (void)gpu_ok(g, gpuMemcpyAsync(g->scratch.source, staging, bytes, gpuMemcpyHostToDevice, g->side), "install");
     }
-    uint32_t *bad = g->flags + FLAG_EXPERT + 3 * i;
+    uint32_t *bad = side_flags(g, *ticket);
     (void)gpu_ok(g, k_experts_retile(g->side, slot, source, s.hidden, s.inner, bad), "install");
-    (void)gpu_ok(g, gpuMemcpyAsync(g->install_bad + 3 * i, bad, 3 * sizeof *bad, gpuMemcpyDeviceToHost, g->side),
-                 "install");
-    (void)gpu_ok(g, gpuEventRecord(in->done, g->side), "install");
-    o->installs = o->slot_install[mark] = in->number = number;
-    if (g->failure.code != MS_OK) return be->sync(be, err);
-    in->shape = s;
-    in->open = true;
-    *ticket = i;
-    return MS_OK;
+    work->shape = s;
+    o->slot_install[mark] = work->number;
+    return side_end(g, work, bad, err);
 }
 
-ms_status install_end(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err) {
+ms_status report_scale(const gpu_side_work *work, const uint32_t bad[3], ms_error *err) {
     static const char *const names[] = {"w1", "w3", "w2"}; // by ms_expert_matrix
+    uint32_t row, group;
+    ms_expert_matrix m;
+    if (!experts_bad_scale(bad, work->shape.hidden, work->shape.inner, &m, &row, &group)) return MS_OK;
+    return ms_fail(err, MS_ERR_FORMAT, "expert %s scale of row %u group %u: expected a byte 0..254, found 255 (NaN)",
+                   names[m], row, group);
+}
+
+ms_status finish(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err) {
     gpu_backend *g = gpu_of(be);
-    gpu_install *in = &g->install[ticket % MS_INSTALLS];
+    gpu_side_work *work = &g->work[ticket % MS_TICKETS];
     *done = true;
-    if (!in->open) return ms_fail(err, MS_ERR_INTERNAL, "install %u is not open", ticket);
-    gpuError_t e = wait ? gpuEventSynchronize(in->done) : gpuEventQuery(in->done);
+    if (!work->open) return ms_fail(err, MS_ERR_INTERNAL, "ticket %u is not open", ticket);
+    gpuError_t e = wait ? gpuEventSynchronize(work->done) : gpuEventQuery(work->done);
     if (e == gpuErrorNotReady) {
         (void)gpuGetLastError(); // it was no error
         *done = false;
         return MS_OK;
     }
-    in->open = false;
-    if (!gpu_ok(g, e, "install")) return be->sync(be, err);
-    if (in->number > g->order.installs_done) g->order.installs_done = in->number;
-    uint32_t bad[3], row, group;
-    ms_expert_matrix m;
-    memcpy(bad, g->install_bad + 3 * (ticket % MS_INSTALLS), sizeof bad);
-    if (!experts_bad_scale(bad, in->shape.hidden, in->shape.inner, &m, &row, &group)) return MS_OK;
-    return ms_fail(err, MS_ERR_FORMAT, "expert %s scale of row %u group %u: expected a byte 0..254, found 255 (NaN)",
-                   names[m], row, group);
+    work->open = false;
+    if (!gpu_ok(g, e, "finish")) return be->sync(be, err);
+    if (work->number > g->order.works_done) g->order.works_done = work->number;
+    uint32_t bad[3];
+    memcpy(bad, g->side_bad + 3 * (ticket % MS_TICKETS), sizeof bad);
+    if (!work->weight) return report_scale(work, bad, err);
+    return bad[0] == NO_ROW ? MS_OK : report_bad(work->weight, work->host, work->source, work->first, bad[0], err);
 }
 
 ms_status install(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, ms_error *err) {
     uint32_t ticket;
     bool done;
     MS_TRY(install_begin(be, slot, staging, s, &ticket, err));
-    return install_end(be, ticket, true, &done, err);
+    return finish(be, ticket, true, &done, err);
 }
 
 } // namespace
@@ -145,5 +168,5 @@ ms_status install(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_
 void set_install_members(ms_backend *be) {
     be->install = install;
     be->install_begin = install_begin;
-    be->install_end = install_end;
+    be->finish = finish;
 }

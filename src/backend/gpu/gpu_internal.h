@@ -7,9 +7,9 @@
 #include "backend/gpu/gpu_backend.h"
 #include "backend/gpu/k_common.h"
 
-enum { PIECES = 2, TABLES = 8, RUNS = 8, EVENTS = PIECES + TABLES + RUNS + MS_INSTALLS + 1, SLOT_MARKS = 1024 };
+enum { PIECES = 2, TABLES = 8, RUNS = 8, EVENTS = PIECES + TABLES + RUNS + MS_TICKETS + 1, SLOT_MARKS = 1024 };
 constexpr size_t PIECE_BYTES = (size_t)4 << 20;
-enum { FLAG_ROUTER, FLAG_WEIGHT, FLAG_EXPERT, FLAG_COUNT = FLAG_EXPERT + 3 * MS_INSTALLS };
+enum { FLAG_ROUTER, FLAG_WEIGHT, FLAG_SIDE, FLAG_COUNT = FLAG_SIDE + 3 * MS_TICKETS };
 constexpr uint32_t NO_ROW = UINT32_MAX;
 // A router failure is (call << 20 | row), so that the lowest word is the first failure; later calls share the last
 // number.
@@ -39,21 +39,26 @@ struct gpu_scratch {
     uint8_t *source;     // of the install at work; NULL where the device reads the host's memory as fast as its own
 };
 
-// An install; the words that its kernel lowers are in `flags` and, when it is done, in `install_bad`.
-struct gpu_install {
+// Work of the side stream that finish() ends; the words that its kernel lowers are in `flags` and, when it is done, in
+// `side_bad`.
+struct gpu_side_work {
     gpuEvent_t done;
     uint64_t number;
-    ms_expert_shape shape;
     bool open;
+    ms_expert_shape shape;   // an install
+    const ms_weight *weight; // a fill; else NULL
+    const void *host;        // its rows
+    ms_format source;
+    uint32_t first;
 };
 
-// Uses of slots on the compute stream are numbered, installs are numbered too; see gpu_install.cpp.
+// Uses of slots on the compute stream are numbered, and so is the work of the side stream; see gpu_install.cpp.
 struct gpu_order {
     uint64_t uses, uses_done; // begun; known to have run
     uint64_t all_slots;       // the last use that may be of any slot
     uint64_t marked[RUNS];    // use that an event of `run` follows
     unsigned next_run;
-    uint64_t installs, installs_done;
+    uint64_t works, works_done;
     uint64_t slot_use[SLOT_MARKS], slot_install[SLOT_MARKS]; // the last of each; slots may share a mark
 };
 
@@ -67,18 +72,18 @@ struct gpu_backend {
     gpuEvent_t piece_free[PIECES];
     gpuEvent_t table_free[TABLES]; // the table's last upload is done
     gpuEvent_t run[RUNS];
-    gpu_install install[MS_INSTALLS];
-    uint32_t *install_bad; // pinned, behind piece[0]: [MS_INSTALLS][3]
+    gpu_side_work work[MS_TICKETS];
+    uint32_t *side_bad; // pinned, behind piece[0]: [MS_TICKETS][3]
     gpu_order order;
     gpuEvent_t fetch_done;
-    uint64_t fetch_uses, fetch_installs; // order.uses and .installs when the fetch began
-    size_t fetch_bytes;                  // of the open fetch; 0: none
-    uint32_t fetch_calls;                // router_calls when it began
-    unsigned events;                     // made so far, in the order of event_of()
+    uint64_t fetch_uses, fetch_works; // order.uses and .works when the fetch began
+    size_t fetch_bytes;               // of the open fetch; 0: none
+    uint32_t fetch_calls;             // router_calls when it began
+    unsigned events;                  // made so far, in the order of event_of()
     unsigned next_piece, next_table;
     uint32_t experts_n; // rows prepared by experts_begin
     ms_expert_shape experts_shape;
-    uint8_t *raw;    // device, PIECE_BYTES
+    uint8_t *raw;    // device, PIECE_BYTES for each stream
     uint32_t *flags; // device, FLAG_COUNT words; all ones: nothing found
     uint32_t router_calls;
     gpu_scratch scratch;
@@ -111,11 +116,19 @@ void slots_use(gpu_backend *g, const ms_expert_batch *batches, uint32_t count);
 void slots_used(gpu_backend *g, const ms_expert_batch *batches, uint32_t count);
 // Before the stream touches device memory that may be a slot.
 void memory_use(gpu_backend *g);
+// Begins work `*number` of the side stream, which follows use `use`: NULL and an error when too much is open.  The
+// caller puts the work into the stream and calls side_end, which gives its ticket.
+gpu_side_work *side_begin(gpu_backend *g, uint64_t use, uint32_t *ticket, ms_error *err);
+ms_status side_end(gpu_backend *g, gpu_side_work *work, uint32_t *bad, ms_error *err);
+// The three words of a ticket on the device.
+uint32_t *side_flags(gpu_backend *g, uint32_t ticket);
 // Waits for both streams.
 bool wait_all(gpu_backend *g, const char *op);
 
 // ---------------------------------------------------------------- weights (gpu_weights.cpp)
 
+// The error of row `first` + i of a fill.
+ms_status report_bad(const ms_weight *w, const void *host, ms_format source, uint32_t first, uint32_t i, ms_error *err);
 // How a weight's product is computed; `quantised`: with an int8 input.
 uint32_t mode_of(const ms_weight *w, bool quantised);
 // A vector weight of `dim` entries; data == NULL, and a kept failure, when it is not one.

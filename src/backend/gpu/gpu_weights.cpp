@@ -73,6 +73,8 @@ bool usable(const ms_weight *w, float x) {
     return u < 0x7f800000u;
 }
 
+} // namespace
+
 ms_status report_bad(const ms_weight *w, const void *host, ms_format source, uint32_t first, uint32_t i,
                      ms_error *err) {
     for (uint32_t col = 0; col < w->cols; col++) {
@@ -84,44 +86,83 @@ ms_status report_bad(const ms_weight *w, const void *host, ms_format source, uin
     return ms_fail(err, MS_ERR_NUMERIC, "row %u: expected finite values", first + i);
 }
 
-ms_status weight_fill(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *host, ms_format source,
-                      ms_error *err) {
-    gpu_backend *g = gpu_of(be);
+namespace {
+
+// Rows on their way: `stream` copies them to `raw`, window by window, and converts them there.  `staged`: the host's
+// rows stay as they are, so that the device may read them when it gets there.
+struct fill {
+    gpuStream_t stream;
+    uint8_t *raw;
+    uint32_t *bad;
+    bool staged;
+};
+
+ms_status check_fill(const ms_weight *w, uint32_t first, uint32_t count, ms_format source, ms_error *err) {
     if (first > w->rows || count > w->rows - first)
         return ms_fail(err, MS_ERR_INTERNAL, "weight rows %u + %u: the weight has %u", first, count, w->rows);
-    if (source == MS_FORMAT_Q8) return ms_fail(err, MS_ERR_INTERNAL, "weight source must be BF16 or F32");
+    return source == MS_FORMAT_Q8 ? ms_fail(err, MS_ERR_INTERNAL, "weight source must be BF16 or F32") : MS_OK;
+}
+
+void convert_rows(gpu_backend *g, const fill *f, const ms_weight *w, uint32_t first, uint32_t count, const void *host,
+                  ms_format source) {
     const size_t element = source == MS_FORMAT_BF16 ? 2 : 4, row_bytes = w->cols * element;
     // Whole rows of a piece, or of a row that is longer, a window of columns.
     const uint32_t at_once = row_bytes <= PIECE_BYTES ? (uint32_t)(PIECE_BYTES / row_bytes) : 1;
     const uint32_t window =
         row_bytes <= PIECE_BYTES ? w->cols : (uint32_t)(PIECE_BYTES / element / K_BF16_BLOCK) * K_BF16_BLOCK;
-    if (!gpu_ok(g, gpuMemsetAsync(g->flags + FLAG_WEIGHT, 0xff, sizeof(uint32_t), g->stream), "weight_fill"))
-        return be->sync(be, err);
+    (void)gpu_ok(g, gpuMemsetAsync(f->bad, 0xff, sizeof *f->bad, f->stream), "weight_fill");
     k_convert_args a = {};
-    a.raw = g->raw;
+    a.raw = f->raw;
     a.raw_bf16 = source == MS_FORMAT_BF16;
     a.data = w->data;
     a.scales = w->scales;
     a.mode = mode_of(w, true);
     a.rows = w->rows;
     a.cols = w->cols;
-    a.bad = g->flags + FLAG_WEIGHT;
+    a.bad = f->bad;
     for (uint32_t i = 0; i < count; i += a.n) {
         a.first = first + i;
         a.n = count - i < at_once ? count - i : at_once;
         a.bad_base = i;
         for (a.col0 = 0; a.col0 < w->cols; a.col0 += a.window) {
             a.window = w->cols - a.col0 < window ? w->cols - a.col0 : window;
-            upload_piece(g, g->raw, (const uint8_t *)host + i * row_bytes + a.col0 * element,
-                         (size_t)a.n * a.window * element);
-            k_convert(g->stream, &a);
+            const uint8_t *from = (const uint8_t *)host + i * row_bytes + a.col0 * element;
+            size_t bytes = (size_t)a.n * a.window * element;
+            if (f->staged)
+                (void)gpu_ok(g, gpuMemcpyAsync(f->raw, from, bytes, gpuMemcpyHostToDevice, f->stream), "weight_fill");
+            else
+                upload_piece(g, f->raw, from, bytes);
+            k_convert(f->stream, &a);
         }
     }
     launched(g, "weight_fill");
+}
+
+ms_status weight_fill(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *host, ms_format source,
+                      ms_error *err) {
+    gpu_backend *g = gpu_of(be);
+    MS_TRY(check_fill(w, first, count, source, err));
+    fill f = {g->stream, g->raw, g->flags + FLAG_WEIGHT, false};
+    convert_rows(g, &f, w, first, count, host, source);
     uint32_t bad = NO_ROW;
-    be->download(be, &bad, a.bad, sizeof bad);
+    be->download(be, &bad, f.bad, sizeof bad);
     if (g->failure.code != MS_OK) return be->sync(be, err);
     return bad == NO_ROW ? MS_OK : report_bad(w, host, source, first, bad, err);
+}
+
+ms_status fill_begin(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *staging,
+                     ms_format source, uint32_t *ticket, ms_error *err) {
+    gpu_backend *g = gpu_of(be);
+    MS_TRY(check_fill(w, first, count, source, err));
+    gpu_side_work *work = side_begin(g, 0, ticket, err);
+    if (!work) return MS_ERR_INTERNAL;
+    fill f = {g->side, g->raw + PIECE_BYTES, side_flags(g, *ticket), true};
+    convert_rows(g, &f, w, first, count, staging, source);
+    work->weight = w;
+    work->host = staging;
+    work->source = source;
+    work->first = first;
+    return side_end(g, work, f.bad, err);
 }
 
 } // namespace
@@ -129,5 +170,6 @@ ms_status weight_fill(ms_backend *be, ms_weight *w, uint32_t first, uint32_t cou
 void set_weight_members(ms_backend *be) {
     be->weight_create = weight_create;
     be->weight_fill = weight_fill;
+    be->fill_begin = fill_begin;
     be->weight_destroy = weight_destroy;
 }
