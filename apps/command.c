@@ -22,7 +22,7 @@ const ms_option ms_model_option_table[] = {
      .env = "MOONSHINE_CONTEXT",
      .help = "Longest conversation in tokens (default: 8192, or the model's maximum if that is less)."},
     {.name = "experts", .type = MS_OPTION_U32, .offset = FIELD(experts), .arg = "N", .max = 65536,
-     .help = "Cache slots a routed layer, 0 to all (default: 32, or all if that is less)."},
+     .help = "Cache slots a routed layer, 0 to all (default: 32 or all; on a device with its own memory what fits)."},
     {.name = "staging", .type = MS_OPTION_U32, .offset = FIELD(staging), .arg = "N", .min = 1, .max = 1024,
      .help = "Expert read buffers (default: 16)."},
     {.name = "depth", .type = MS_OPTION_U32, .offset = FIELD(depth), .arg = "N", .min = 1, .max = 1024,

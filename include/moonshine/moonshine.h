@@ -57,7 +57,8 @@ typedef struct ms_engine_options {
     ms_precision precision;       /* default: fast */
     ms_static_format static_format; /* default: q8 */
     uint64_t context;             /* tokens; 0: min(8192, model maximum) */
-    uint32_t experts;             /* cache slots a routed layer, 0..all; MS_DEFAULT_EXPERTS: min(32, all) */
+    uint32_t experts;             /* cache slots a routed layer, 0..all; MS_DEFAULT_EXPERTS: min(32, all), or with a
+                                     device that has its own memory what fits there */
     uint32_t staging;             /* expert read buffers; 0: 16 */
     uint32_t read_depth;          /* expert reads in flight; 0: as many as staging buffers */
     uint32_t range_rows;          /* most rows of one layer-major pass; 0: min(context, 512) */

@@ -24,6 +24,8 @@ typedef struct ahead_read {
     uint32_t expert, want;
 } ahead_read;
 
+#define CHUNK_BYTES (1ull << 30) /* of slots */
+
 /* An expert on its way from staging into its slot. */
 typedef struct installing {
     uint32_t index;  /* of its want */
@@ -42,17 +44,18 @@ struct ms_expert_service {
     ms_expert_cache *cache;
     ms_reader *reader;
     unsigned *file_of_shard; /* reader file of each checkpoint shard; UINT_MAX: holds no experts */
-    uint8_t **layer_slots;   /* [layers]: device, options.slots experts each */
-    uint8_t *scratch;        /* device, scratch_count experts */
+    uint8_t **slot_chunks;   /* [layers][layer_chunks]: device, chunk_slots experts each, the last of a layer fewer */
+    uint32_t chunk_slots, layer_chunks;
+    uint8_t *scratch; /* device, scratch_count experts */
     uint8_t *staging;
     size_t buffer_bytes;
 
     /* the open request */
     bool open, hits_given;
-    uint32_t layer, count, left; /* left: misses that have not been given */
-    ms_want *wants;              /* [experts] */
-    bool *committed;             /* [experts]: a fill whose bytes are in its slot */
-    ms_read_request *reads;      /* [experts] */
+    uint32_t layer, count, left;     /* left: misses that have not been given */
+    ms_want *wants;                  /* [experts] */
+    bool *committed;                 /* [experts]: a fill whose bytes are in its slot */
+    ms_read_request *reads;          /* [experts] */
     installing installs[MS_TICKETS]; /* a ring */
     uint32_t first_install, install_count;
     uint32_t next_scratch;
@@ -106,18 +109,31 @@ static ms_status add_expert_files(ms_expert_service *s, const ms_checkpoint *c, 
     return MS_OK;
 }
 
+/* Some devices give no very large pieces. */
+static void choose_chunks(ms_expert_service *s) {
+    uint64_t fit = CHUNK_BYTES / s->expert_bytes;
+    uint32_t slots = s->options.slots;
+    s->chunk_slots = fit < 1 ? 1 : fit < slots ? (uint32_t)fit : slots;
+    s->layer_chunks = slots ? (slots - 1) / s->chunk_slots + 1 : 0;
+}
+
+static size_t chunk_bytes(const ms_expert_service *s, size_t chunk) {
+    uint32_t first = (uint32_t)(chunk % s->layer_chunks) * s->chunk_slots, left = s->options.slots - first;
+    return (size_t)((left < s->chunk_slots ? left : s->chunk_slots) * s->expert_bytes);
+}
+
 static ms_status create_memory(ms_expert_service *s, ms_error *err) {
     const ms_expert_table *t = s->table;
-    s->layer_slots = calloc(t->layer_count ? t->layer_count : 1, sizeof *s->layer_slots);
+    s->slot_chunks = calloc((size_t)t->layer_count * s->layer_chunks + 1, sizeof *s->slot_chunks);
     s->wants = calloc(t->expert_count, sizeof *s->wants);
     s->committed = calloc(t->expert_count, sizeof *s->committed);
     s->reads = calloc(t->expert_count, sizeof *s->reads);
     s->guess = calloc(t->expert_count, sizeof *s->guess);
-    if (!s->layer_slots || !s->wants || !s->committed || !s->reads || !s->guess)
+    if (!s->slot_chunks || !s->wants || !s->committed || !s->reads || !s->guess)
         return ms_fail_memory(err, "expert request tables", t->expert_count * sizeof *s->reads);
-    for (uint32_t l = 0; l < t->layer_count && s->options.slots; l++)
-        MS_TRY(s->backend->alloc(s->backend, MS_MEM_DEVICE, (size_t)(s->options.slots * s->expert_bytes), "expert slots",
-                                 (void **)&s->layer_slots[l], err));
+    for (size_t i = 0; i < (size_t)t->layer_count * s->layer_chunks; i++)
+        MS_TRY(s->backend->alloc(s->backend, MS_MEM_DEVICE, chunk_bytes(s, i), "expert slots",
+                                 (void **)&s->slot_chunks[i], err));
     if (s->scratch_count)
         MS_TRY(s->backend->alloc(s->backend, MS_MEM_DEVICE, (size_t)(s->scratch_count * s->expert_bytes),
                                  "expert scratch slots", (void **)&s->scratch, err));
@@ -141,6 +157,7 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
         uint32_t most = options->staging / 2 < options->read_depth ? options->staging / 2 : options->read_depth;
         s->ahead_limit = most < AHEAD_MAX ? most : AHEAD_MAX;
     }
+    choose_chunks(s);
     ms_status st = create_memory(s, err);
     if (st == MS_OK) st = ms_cache_create(&s->cache, table->layer_count, table->expert_count, options->slots, err);
     if (st == MS_OK) {
@@ -169,13 +186,11 @@ void ms_expert_service_destroy(ms_expert_service *s) {
     ms_reader_destroy(s->reader); /* before its staging goes */
     ms_cache_destroy(s->cache);
     ms_backend *be = s->backend;
-    if (s->layer_slots)
-        for (uint32_t l = 0; l < s->table->layer_count; l++)
-            if (s->layer_slots[l])
-                be->release(be, MS_MEM_DEVICE, s->layer_slots[l], (size_t)(s->options.slots * s->expert_bytes));
+    for (size_t i = 0; s->slot_chunks && i < (size_t)s->table->layer_count * s->layer_chunks; i++)
+        if (s->slot_chunks[i]) be->release(be, MS_MEM_DEVICE, s->slot_chunks[i], chunk_bytes(s, i));
     if (s->scratch) be->release(be, MS_MEM_DEVICE, s->scratch, (size_t)(s->scratch_count * s->expert_bytes));
     if (s->staging) be->release(be, MS_MEM_STAGING, s->staging, s->options.staging * s->buffer_bytes);
-    free(s->layer_slots);
+    free(s->slot_chunks);
     free(s->file_of_shard);
     free(s->wants);
     free(s->committed);
@@ -337,7 +352,8 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
 }
 
 static uint8_t *slot_address(const ms_expert_service *s, uint32_t slot) {
-    return s->layer_slots[s->layer] + slot * s->expert_bytes;
+    size_t chunk = (size_t)s->layer * s->layer_chunks + slot / s->chunk_slots;
+    return s->slot_chunks[chunk] + slot % s->chunk_slots * s->expert_bytes;
 }
 
 static ms_status fail_context(const ms_expert_service *s, uint32_t expert, ms_error *err) {

@@ -119,6 +119,14 @@ void *device_new(gpu_backend *g, size_t bytes, bool zeroed) {
     return p;
 }
 
+ms_status refuse_memory(gpu_backend *g, const char *what, size_t bytes, ms_error *err) {
+    uint64_t total, left;
+    g->base.device_memory(&g->base, &total, &left);
+    if (!total) return ms_fail_memory(err, what, bytes);
+    return ms_fail(err, MS_ERR_MEMORY, "out of device memory: %s needs %zu bytes, %s says that %llu of %llu are free",
+                   what, bytes, g->base.name, (unsigned long long)left, (unsigned long long)total);
+}
+
 void device_free(gpu_backend *g, void *p) {
     if (!p) return;
     (void)wait_all(g, "release");
@@ -172,7 +180,9 @@ void *pinned_new(size_t bytes) {
 ms_status backend_alloc(ms_backend *be, ms_memory_kind kind, size_t bytes, const char *what, void **out,
                         ms_error *err) {
     *out = kind == MS_MEM_STAGING ? pinned_new(bytes) : device_new(gpu_of(be), bytes, true);
-    return *out ? MS_OK : ms_fail_memory(err, what, bytes);
+    if (*out) return MS_OK;
+    if (kind == MS_MEM_STAGING) return ms_fail_memory(err, what, bytes);
+    return refuse_memory(gpu_of(be), what, bytes, err);
 }
 
 void backend_release(ms_backend *be, ms_memory_kind kind, void *p, size_t) {
@@ -294,7 +304,7 @@ ms_status reserve(gpu_backend *g, const ms_scratch_need *n, ms_error *err) {
     layout(&g->scratch, &v, &g->base, n);
     size_t bytes = (size_t)v.used, table = (size_t)(TABLES * table_scratch_need(n));
     void *base = device_new(g, bytes, false);
-    if (!base) return ms_fail_memory(err, "workspace", bytes);
+    if (!base) return refuse_memory(g, "workspace", bytes, err);
     v = {(uint8_t *)base, 0, false};
     layout(&g->scratch, &v, &g->base, n);
     g->scratch.base = base;

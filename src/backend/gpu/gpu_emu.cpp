@@ -3,6 +3,7 @@
 #include "backend/gpu/gpu_emu.h"
 #include <atomic>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -291,6 +292,52 @@ void gpu_emu_launch(gpuDim3 g, gpuDim3 blk, const std::function<void()> &fn) {
     for (auto &t : th) t.join();
 }
 
+// ---- memory
+static std::mutex memory_lock;
+static std::map<void *, size_t> &owned = *new std::map<void *, size_t>; // kept for the life of the program
+static size_t owned_bytes;
+static size_t bytes_of(const char *name, size_t otherwise) {
+    const char *s = getenv(name);
+    return s ? (size_t)strtoull(s, nullptr, 10) : otherwise;
+}
+// exactly n bytes, so that the address checker sees the end; filled with NaNs, so that reading before writing shows
+static void *take(size_t n) {
+    void *p;
+    if (n >> 40 || posix_memalign(&p, 4096, n ? n : 1) != 0) return nullptr;
+    memset(p, 0xff, n);
+    return p;
+}
+gpuError_t gpuMalloc(void **p, size_t n) {
+    std::lock_guard<std::mutex> l(memory_lock);
+    size_t all = bytes_of("GPU_EMU_MEMORY", SIZE_MAX);
+    bool fits = n <= all && owned_bytes <= all - n;
+    *p = fits ? take(n) : nullptr;
+    if (!*p) return 2;
+    owned[*p] = n;
+    owned_bytes += n;
+    return gpuSuccess;
+}
+gpuError_t gpuFree(void *p) {
+    std::lock_guard<std::mutex> l(memory_lock);
+    auto at = owned.find(p);
+    if (at != owned.end()) {
+        owned_bytes -= at->second;
+        owned.erase(at);
+    }
+    free(p);
+    return gpuSuccess;
+}
+gpuError_t gpuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+    std::lock_guard<std::mutex> l(memory_lock);
+    *total_bytes = bytes_of("GPU_EMU_MEMORY_SAID", bytes_of("GPU_EMU_MEMORY", 0));
+    *free_bytes = *total_bytes > owned_bytes ? *total_bytes - owned_bytes : 0;
+    return gpuSuccess;
+}
+gpuError_t gpuHostAllocMapped(void **p, size_t n) {
+    *p = take(n);
+    return *p ? gpuSuccess : 2;
+}
+
 // ---- streams and events
 struct gpu_emu_stream {
     bool lazy;
@@ -347,6 +394,4 @@ gpuError_t gpuEventSynchronize(gpuEvent_t e) {
     if (e->stream) run_to(e->stream, e->at);
     return gpuSuccess;
 }
-gpuError_t gpuEventQuery(gpuEvent_t e) {
-    return e->stream && e->stream->done < e->at ? gpuErrorNotReady : gpuSuccess;
-}
+gpuError_t gpuEventQuery(gpuEvent_t e) { return e->stream && e->stream->done < e->at ? gpuErrorNotReady : gpuSuccess; }

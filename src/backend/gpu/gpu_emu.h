@@ -1,7 +1,8 @@
 // gpu_emu.h - runs kernels on the CPU: one fiber a GPU thread, blocks spread over host threads.
 // Environment: GPU_EMU_ORDER=fwd|rev|rand (order in which a block's threads run), GPU_EMU_SEED,
 // GPU_EMU_WORKERS (host threads), GPU_EMU_LAZY (any value: streams work as late as they may; else at once),
-// GPU_EMU_DISCRETE (any value: says that the device has memory of its own).
+// GPU_EMU_DISCRETE (any value: says that the device has memory of its own), GPU_EMU_MEMORY (bytes of that),
+// GPU_EMU_MEMORY_SAID (what it says instead: drivers have been seen to say too much).
 #pragma once
 #include <stdint.h>
 #include <stddef.h>
@@ -59,19 +60,9 @@ static inline gpuError_t gpuGetDeviceCount(int *n) {
     *n = 1;
     return 0;
 }
-static inline gpuError_t gpuMalloc(void **p, size_t n) {
-    // exactly n bytes, so that the address checker sees the end; filled with NaNs, so that reading before writing shows
-    if (n >> 40 || posix_memalign(p, 4096, n ? n : 1) != 0) {
-        *p = nullptr;
-        return 2;
-    }
-    memset(*p, 0xff, n);
-    return 0;
-}
-static inline gpuError_t gpuFree(void *p) {
-    free(p);
-    return 0;
-}
+gpuError_t gpuMalloc(void **p, size_t n);
+gpuError_t gpuFree(void *p);
+gpuError_t gpuMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 static inline gpuError_t gpuMemcpyAsync(void *d, const void *from, size_t n, int, gpuStream_t s) {
     if (n) gpu_emu_enqueue(s, [=] { memmove(d, from, n); });
     return 0;
@@ -81,10 +72,6 @@ static inline gpuError_t gpuMemsetAsync(void *d, int v, size_t n, gpuStream_t s)
     return 0;
 }
 static inline gpuError_t gpuSetDevice(int) { return 0; }
-static inline gpuError_t gpuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    *free_bytes = *total_bytes = 0;
-    return 0;
-}
 static inline gpuError_t gpuDescribe(int, char *name, size_t name_bytes, char *arch, size_t arch_bytes,
                                      bool *shares_memory) {
     *shares_memory = !getenv("GPU_EMU_DISCRETE");
@@ -102,5 +89,8 @@ gpuError_t gpuEventDestroy(gpuEvent_t e);
 gpuError_t gpuEventRecord(gpuEvent_t e, gpuStream_t s);
 gpuError_t gpuEventSynchronize(gpuEvent_t e);
 gpuError_t gpuEventQuery(gpuEvent_t e);
-static inline gpuError_t gpuHostAllocMapped(void **p, size_t n) { return gpuMalloc(p, n); }
-static inline gpuError_t gpuHostFree(void *p) { return gpuFree(p); }
+gpuError_t gpuHostAllocMapped(void **p, size_t n);
+static inline gpuError_t gpuHostFree(void *p) {
+    free(p);
+    return 0;
+}

@@ -106,6 +106,7 @@ void launched(gpu_backend *g, const char *op);
 
 void *device_new(gpu_backend *g, size_t bytes, bool zeroed); // NULL: there is none left
 void device_free(gpu_backend *g, void *p);
+ms_status refuse_memory(gpu_backend *g, const char *what, size_t bytes, ms_error *err); // the error of such a NULL
 // Sends up to PIECE_BYTES; the host memory may change as soon as this returns.
 void upload_piece(gpu_backend *g, void *dev, const void *host, size_t bytes);
 

@@ -47,7 +47,7 @@ ms_status weight_create(ms_backend *be, ms_weight *w, ms_format format, uint32_t
     if (w->data && (w->scales || format != MS_FORMAT_Q8)) return MS_OK;
     weight_destroy(be, w);
     uint64_t total = ms_weight_bytes(format, rows, cols);
-    return ms_fail_memory(err, "weight", total > SIZE_MAX ? SIZE_MAX : (size_t)total);
+    return refuse_memory(g, "weight", total > SIZE_MAX ? SIZE_MAX : (size_t)total, err);
 }
 
 // One value of the host's rows, which need not be aligned.

@@ -1,0 +1,189 @@
+/* Device memory that runs out: what fits is planned from what the device says; where it says too much, or another
+ * program took the rest, opening fails with a message wherever the refusal comes, and works once there is room. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "gpu_test.h"
+#include "moonshine/moonshine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MODEL "tests/golden/k3/k3-tiny-a"
+enum { IDS = 5, HELD = 4096 };
+
+static bool emulated(void) { return !strcmp(gpu_test_name(), "emu"); }
+
+static void ok(ms_status st, const ms_error *err) {
+    if (st != MS_OK) fail_msg("%s", err->message);
+}
+
+/* NULL: what the emulator does by itself, memory shared with the host. */
+static void emulate(const char *memory, const char *said) {
+    const char *const names[] = {"GPU_EMU_DISCRETE", "GPU_EMU_MEMORY", "GPU_EMU_MEMORY_SAID"};
+    const char *const values[] = {memory ? "1" : NULL, memory, said};
+    for (size_t i = 0; i < 3; i++) assert_int_equal(values[i] ? setenv(names[i], values[i], 1) : unsetenv(names[i]), 0);
+}
+
+static void emulate_bytes(uint64_t memory, uint64_t said) {
+    char a[32], b[32];
+    (void)snprintf(a, sizeof a, "%llu", (unsigned long long)memory);
+    (void)snprintf(b, sizeof b, "%llu", (unsigned long long)said);
+    emulate(a, b);
+}
+
+static ms_engine_options options_of(uint32_t experts) {
+    ms_engine_options o;
+    ms_engine_options_default(&o, MODEL);
+    o.backend = gpu_test_name();
+    o.context = 16;
+    o.experts = experts;
+    return o;
+}
+
+static ms_plan *plan_of(uint32_t experts) {
+    ms_engine_options o = options_of(experts);
+    ms_plan *p;
+    ms_error err;
+    ok(ms_plan_create(&p, &o, &err), &err);
+    return p;
+}
+
+/* Opens and runs; MS_ERR_MEMORY is the only way to fail.  The digest of logits. */
+static ms_status try_run(uint32_t experts, uint64_t *digest, ms_error *err) {
+    ms_engine_options o = options_of(experts);
+    ms_engine *e = NULL;
+    ms_session *s = NULL;
+    uint32_t ids[IDS] = {3, 1, 4, 1, 5};
+    ms_status st = ms_engine_open(&e, &o, err);
+    if (st == MS_OK) st = ms_session_create(&s, e, err);
+    if (st == MS_OK) ok(ms_session_forward(s, ids, IDS, NULL, err), err);
+    if (st == MS_OK) {
+        ms_model_info info;
+        ms_engine_info(e, &info);
+        const uint8_t *bytes = (const uint8_t *)(const void *)ms_session_logits(s);
+        *digest = 14695981039346656037u;
+        for (size_t i = 0; i < info.vocab * sizeof(float); i++) *digest = (*digest ^ bytes[i]) * 1099511628211u;
+    }
+    ms_session_destroy(s);
+    ms_engine_close(e);
+    return st;
+}
+
+/* As many slots as fit beside everything else and the reserve, unless a number was given. */
+static void planned_slots(void **state) {
+    (void)state;
+    if (!emulated()) { /* this model is small: all its experts fit */
+        ms_plan *p = plan_of(MS_DEFAULT_EXPERTS);
+        assert_true(p->has_device ? p->experts == p->experts_all && p->fits : p->experts <= 32);
+        ms_plan_destroy(p);
+        return;
+    }
+    emulate_bytes(1 << 30, 1 << 30);
+    ms_plan *none = plan_of(0), *one = plan_of(1);
+    uint64_t slot = one->device_total_bytes - none->device_total_bytes;
+    assert_true(none->has_device && none->device_total_bytes > 0);
+    uint64_t open = (1 << 30) - none->device_available_bytes; /* what an open backend has already */
+    for (uint64_t slots = 0; slots < 4; slots++) {
+        uint64_t room = none->device_total_bytes + slots * slot + slot / 2; /* what is left after the reserve */
+        uint64_t all = room + open;
+        while (all - open - all / 20 - all / 64 < room) all++;
+        emulate_bytes(all, all);
+        ms_plan *p = plan_of(MS_DEFAULT_EXPERTS);
+        assert_int_equal(p->experts, slots);
+        assert_true(p->fits);
+        ms_plan_destroy(p);
+        p = plan_of((uint32_t)slots + 1);
+        assert_false(p->fits);
+        ms_plan_destroy(p);
+        uint64_t digest;
+        ms_error err;
+        assert_int_equal(try_run((uint32_t)slots + 1, &digest, &err), MS_ERR_NO_FIT);
+        assert_non_null(strstr(err.message, "does not fit the device"));
+    }
+    emulate_bytes(1 << 30, 1 << 30);
+    ms_plan *all = plan_of(MS_DEFAULT_EXPERTS);
+    assert_int_equal(all->experts, all->experts_all);
+    ms_plan_destroy(all);
+    ms_plan_destroy(one);
+    ms_plan_destroy(none);
+    emulate(NULL, NULL);
+}
+
+/* The device says more than there is: every amount refuses at another place, until there is enough. */
+static void refused_midway(void **state) {
+    (void)state;
+    if (!emulated()) return; /* `full` does this to a device */
+    uint64_t want, digest, failures = 0;
+    ms_error err;
+    emulate(NULL, NULL);
+    ok(try_run(2, &want, &err), &err);
+    emulate_bytes(1 << 30, 1 << 30);
+    ms_plan *p = plan_of(2);
+    uint64_t need = p->device_total_bytes;
+    ms_plan_destroy(p);
+    for (uint64_t part = 0; part <= 40; part++) {
+        emulate_bytes(need * part / 32, 1 << 30);
+        if (try_run(2, &digest, &err) == MS_OK) {
+            assert_int_equal(digest, want);
+            assert_true(part >= 30); /* the ledger is no larger than what is taken */
+            break;
+        }
+        assert_int_equal(err.code, MS_ERR_MEMORY);
+        assert_non_null(strstr(err.message, "memory: "));
+        failures++;
+    }
+    assert_true(failures > 20 && failures <= 33); /* and no smaller */
+    emulate(NULL, NULL);
+}
+
+/* A device that is full refuses, says so, and goes on when it is not full any more. */
+static void full(void **state) {
+    (void)state;
+    static const size_t sizes[] = {(size_t)1 << 30, (size_t)64 << 20, (size_t)2 << 20, 64 << 10};
+    ms_error err;
+    uint64_t want, digest;
+    emulate(NULL, NULL);
+    ok(try_run(2, &want, &err), &err);
+    if (emulated()) emulate("200000000", "200000000");
+    ms_backend *be = gpu_test_open(MS_PRECISION_FAST);
+    uint64_t total, left;
+    be->device_memory(be, &total, &left);
+    void *held[HELD];
+    size_t bytes[HELD], count = 0;
+    ms_weight w;
+    if (total) { /* else the memory is the host's, and filling that is not a test */
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            while (count < HELD && be->alloc(be, MS_MEM_DEVICE, sizes[i], "ballast", &held[count], &err) == MS_OK)
+                bytes[count++] = sizes[i];
+        assert_true(count > 0 && count < HELD);
+        assert_int_equal(err.code, MS_ERR_MEMORY);
+        assert_non_null(strstr(err.message, "out of device memory: ballast needs"));
+        assert_int_equal(be->weight_create(be, &w, MS_FORMAT_Q8, 4096, 4096, &err), MS_ERR_MEMORY);
+        assert_null(w.data);
+        assert_int_equal(be->sync(be, &err), MS_OK); /* a refusal is not a failure of the device */
+        ms_status st = try_run(2, &digest, &err);
+        assert_true(st == MS_ERR_MEMORY || st == MS_ERR_NO_FIT || st == MS_ERR_UNSUPPORTED);
+    }
+    for (size_t i = 0; i < count; i++) be->release(be, MS_MEM_DEVICE, held[i], bytes[i]);
+    assert_int_equal(be->weight_create(be, &w, MS_FORMAT_Q8, 4096, 4096, &err), MS_OK);
+    be->weight_destroy(be, &w);
+    assert_int_equal(be->sync(be, &err), MS_OK);
+    be->destroy(be);
+    ok(try_run(2, &digest, &err), &err);
+    assert_int_equal(digest, want);
+    emulate(NULL, NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(planned_slots),
+        cmocka_unit_test(refused_midway),
+        cmocka_unit_test(full),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
