@@ -20,7 +20,7 @@
 #include "io/reader.h"
 #include "lane/k3/k3_weights.h"
 
-enum { PROBE_EXPERTS = 96, PROBES = 3 };
+enum { PROBE_EXPERTS = 96, MAX_PROBES = 64 };
 
 /* ------------------------------------------------------------------ experts on disk */
 
@@ -90,12 +90,14 @@ ms_status shape_real_layers(shape_run *r, ms_error *err) {
 
 /* ------------------------------------------------------------------ rate of the disk */
 
-typedef struct figures {
-    double compute, wall, disk_rate, asked_rate, hits,
-        read_bytes; /* seconds of a pass, bytes a second, part, bytes of a pass */
-    bool direct;
-    uint32_t together; /* experts that a layer asks for, about; asked_rate: with so many at a time */
-} figures;
+/* The reader alone, with as many reads in flight as the service has, between the passes. */
+typedef struct disk_probe {
+    void *staging;
+    ms_reader *reader;
+    unsigned *files; /* [shards] */
+    uint32_t together, count;
+    double rate[MAX_PROBES], asked[MAX_PROBES]; /* bytes a second, without a pause and `together` experts at a time */
+} disk_probe;
 
 /* `together` experts are asked for at a time; the next when all of them are there. */
 static ms_status read_experts(shape_run *r, ms_reader *reader, const unsigned *files, uint32_t from, uint32_t together,
@@ -124,39 +126,42 @@ static ms_status read_experts(shape_run *r, ms_reader *reader, const unsigned *f
     return MS_OK;
 }
 
-/* What the reader alone gives with as many reads in flight as the service has, without a pause and as layers ask; the
- * best of a few. */
-static ms_status disk_rate(shape_run *r, figures *f, ms_error *err) {
+static size_t probe_bytes(const shape_run *r) {
+    return SHAPE_STAGING * ms_reader_buffer_bytes((size_t)r->model.experts.expert_bytes);
+}
+
+static void probe_close(shape_run *r, disk_probe *p) {
+    ms_reader_destroy(p->reader);
+    free(p->files);
+    if (p->staging) r->be->release(r->be, MS_MEM_STAGING, p->staging, probe_bytes(r));
+}
+
+static ms_status probe_open(shape_run *r, disk_probe *p, ms_error *err) {
     const ms_expert_table *t = &r->model.experts;
-    size_t each = ms_reader_buffer_bytes((size_t)t->expert_bytes),
-           shards = ms_checkpoint_shard_count(r->model.checkpoint);
-    void *staging;
-    MS_TRY(r->be->alloc(r->be, MS_MEM_STAGING, SHAPE_STAGING * each, "probe buffers", &staging, err));
-    ms_reader_options o = {
-        .depth = SHAPE_STAGING, .staging = staging, .buffer_count = SHAPE_STAGING, .buffer_bytes = each};
-    ms_reader *reader = NULL;
-    unsigned *files = calloc(shards, sizeof *files);
-    ms_status st = files ? ms_reader_create(&reader, &o, err) : ms_fail_memory(err, "files", shards * sizeof *files);
-    for (uint32_t l = 0; l < r->f->real_layers && l < t->layer_count && st == MS_OK; l++) {
+    size_t shards = ms_checkpoint_shard_count(r->model.checkpoint);
+    MS_TRY(r->be->alloc(r->be, MS_MEM_STAGING, probe_bytes(r), "probe buffers", &p->staging, err));
+    ms_reader_options o = {.depth = SHAPE_STAGING,
+                           .staging = p->staging,
+                           .buffer_count = SHAPE_STAGING,
+                           .buffer_bytes = probe_bytes(r) / SHAPE_STAGING};
+    p->files = calloc(shards, sizeof *p->files);
+    if (!p->files) return ms_fail_memory(err, "files", shards * sizeof *p->files);
+    MS_TRY(ms_reader_create(&p->reader, &o, err));
+    for (uint32_t l = 0; l < r->f->real_layers && l < t->layer_count; l++) {
         uint16_t shard = t->extents[(size_t)l * t->expert_count].shard;
-        st = ms_reader_add_file(reader, ms_checkpoint_shard_path(r->model.checkpoint, shard), &files[shard], err);
+        MS_TRY(
+            ms_reader_add_file(p->reader, ms_checkpoint_shard_path(r->model.checkpoint, shard), &p->files[shard], err));
     }
-    for (uint32_t i = 0; i < PROBES && st == MS_OK; i++) {
-        double rate = 0, asked = 0;
-        st = read_experts(r, reader, files, i * 211, PROBE_EXPERTS, &rate, err);
-        if (st == MS_OK) st = read_experts(r, reader, files, i * 211 + 97, f->together, &asked, err);
-        if (rate > f->disk_rate) f->disk_rate = rate;
-        if (asked > f->asked_rate) f->asked_rate = asked;
-    }
-    if (st == MS_OK) {
-        ms_reader_stats stats;
-        ms_reader_get_stats(reader, &stats);
-        f->direct = stats.direct;
-    }
-    ms_reader_destroy(reader);
-    free(files);
-    r->be->release(r->be, MS_MEM_STAGING, staging, SHAPE_STAGING * each);
-    return st;
+    return MS_OK;
+}
+
+static ms_status probe(shape_run *r, disk_probe *p, ms_error *err) {
+    uint32_t i = p->count;
+    if (i == MAX_PROBES) return MS_OK;
+    MS_TRY(read_experts(r, p->reader, p->files, i * 211, PROBE_EXPERTS, &p->rate[i], err));
+    MS_TRY(read_experts(r, p->reader, p->files, i * 211 + 97, p->together, &p->asked[i], err));
+    p->count++;
+    return shape_interrupted(err);
 }
 
 /* ------------------------------------------------------------------ chosen routes */
@@ -181,15 +186,22 @@ static ms_status choose_routes(shape_run *r, uint32_t hits, uint32_t *next, ms_e
     return st;
 }
 
+typedef struct figures {
+    double compute, wall, hits, read_bytes; /* seconds of a pass, part, bytes of a pass */
+    disk_probe disk;
+} figures;
+
 /* Passes whose times count, with what they read. */
 static ms_status streamed(shape_run *r, uint32_t *next, figures *f, ms_error *err) {
     ms_engine_stats before, after;
     ms_expert_service_stats(r->experts, &before);
+    MS_TRY(probe(r, &f->disk, err));
     for (uint32_t i = 0; i < r->f->tokens; i++) {
         if (next) MS_TRY(choose_routes(r, r->f->hits, next, err));
         uint64_t start = ms_clock_ns();
         MS_TRY(shape_pass(r, err));
         f->wall += shape_seconds(start) / r->f->tokens;
+        MS_TRY(probe(r, &f->disk, err));
     }
     ms_expert_service_stats(r->experts, &after);
     uint64_t accesses = after.expert_accesses - before.expert_accesses;
@@ -224,23 +236,31 @@ static ms_status range(shape_run *r, figures *f, ms_error *err) {
     return streamed(r, NULL, f, err);
 }
 
-ms_status shape_stream(shape_run *r, ms_error *err) {
-    figures f = {0};
-    double misses = r->f->rows == 1 ? r->model.info.top_k * (100.0 - r->f->hits) / 100.0 : PROBE_EXPERTS;
-    f.together = misses < 1 ? 1 : (uint32_t)(misses + 0.5);
-    MS_TRY(disk_rate(r, &f, err));
-    MS_TRY(r->f->rows == 1 ? decode(r, &f, err) : range(r, &f, err));
-    MS_TRY(disk_rate(r, &f, err));
-    double disk = f.read_bytes / f.disk_rate, larger = disk > f.compute ? disk : f.compute;
+static void print_figures(const shape_run *r, figures *f) {
+    ms_reader_stats stats;
+    ms_reader_get_stats(f->disk.reader, &stats);
+    double rate = ms_probe_median(f->disk.rate, f->disk.count), asked = ms_probe_median(f->disk.asked, f->disk.count);
+    double best = f->disk.rate[f->disk.count - 1]; /* sorted now */
+    double disk = f->read_bytes / rate, larger = disk > f->compute ? disk : f->compute;
     printf("  experts     the files of %u routed layers serve all %u layers; %s reads, %u at a time\n",
-           r->f->real_layers, r->model.info.moe_layer_count, f.direct ? "direct" : "buffered", SHAPE_STAGING);
+           r->f->real_layers, r->model.info.moe_layer_count, stats.direct ? "direct" : "buffered", SHAPE_STAGING);
     printf(
-        "  disk        %.3f GB/s by the reader alone (%u experts at a time with waits between: %.3f); %.3f GB a pass: "
-        "%.2f ms\n",
-        f.disk_rate / 1e9, f.together, f.asked_rate / 1e9, f.read_bytes / 1e9, 1e3 * disk);
-    printf("  compute     %.2f ms a pass of %u rows with every expert in its slot\n", 1e3 * f.compute, r->f->rows);
-    printf("  streaming   %.2f ms a pass, %u passes, %.1f %% hits, %u slots a layer; %.2f rows/s\n", 1e3 * f.wall,
-           r->f->tokens, 100 * f.hits, r->slots, r->f->rows / f.wall);
-    printf("  overlap     %.1f %%: max(disk, compute) of streaming\n", 100 * larger / f.wall);
-    return MS_OK;
+        "  disk        %.3f GB/s by the reader alone, median of %u between the passes (best %.3f; %u experts at a time "
+        "with waits between %.3f)\n",
+        rate / 1e9, f->disk.count, best / 1e9, f->disk.together, asked / 1e9);
+    printf("  read        %.3f GB a pass: %.2f ms of the disk\n", f->read_bytes / 1e9, 1e3 * disk);
+    printf("  compute     %.2f ms a pass of %u rows with every expert in its slot\n", 1e3 * f->compute, r->f->rows);
+    printf("  streaming   %.2f ms a pass, %u passes, %.1f %% hits, %u slots a layer; %.2f rows/s\n", 1e3 * f->wall,
+           r->f->tokens, 100 * f->hits, r->slots, r->f->rows / f->wall);
+    printf("  overlap     %.1f %%: max(disk, compute) of streaming\n", 100 * larger / f->wall);
+}
+
+ms_status shape_stream(shape_run *r, ms_error *err) {
+    double misses = r->f->rows == 1 ? r->model.info.top_k * (100.0 - r->f->hits) / 100.0 : PROBE_EXPERTS;
+    figures f = {.disk.together = misses < 1 ? 1 : (uint32_t)(misses + 0.5)};
+    ms_status st = probe_open(r, &f.disk, err);
+    if (st == MS_OK) st = r->f->rows == 1 ? decode(r, &f, err) : range(r, &f, err);
+    if (st == MS_OK) print_figures(r, &f);
+    probe_close(r, &f.disk);
+    return st;
 }
