@@ -7,7 +7,8 @@
 
 enum { EXPERTS = 6 };
 
-/* Source bytes of an expert: scales of real experts; of odd experts, now and then one whose half is subnormal, or zero. */
+/* Source bytes of an expert: scales of real experts; of odd experts, now and then one whose half is subnormal, or zero.
+ */
 static std::vector<uint8_t> make_source(uint32_t hidden, uint32_t inner, uint32_t e) {
     size_t matrix = mx_matrix_bytes(hidden, inner), packed = matrix / 17 * 16;
     std::vector<uint8_t> source(3 * matrix);
@@ -61,7 +62,7 @@ struct results {
 };
 
 static results run_oracle(const problem &p, bool fast) {
-    ms_expert_shape s = {p.hidden, p.inner};
+    ms_expert_shape s = {p.hidden, p.inner, MS_ORDER_W1_W2_W3};
     ms_scratch_need need = {};
     need.rows = p.n;
     need.expert = s;
@@ -87,11 +88,9 @@ static results run_oracle(const problem &p, bool fast) {
     return r;
 }
 
-static void install(void *slot, const std::vector<uint8_t> &bytes, size_t at, uint32_t hidden, uint32_t inner,
-                    uint32_t bad[3]) {
+static void install(void *slot, const std::vector<uint8_t> &bytes, size_t at, ms_expert_shape shape, uint32_t bad[3]) {
     device source(bytes), flags(nullptr, 12);
-    assert_int_equal(k_experts_retile(0, slot, source.as<uint8_t>() + at, hidden, inner, flags.as<uint32_t>()),
-                     gpuSuccess);
+    assert_int_equal(k_experts_retile(0, slot, source.as<uint8_t>() + at, shape, flags.as<uint32_t>()), gpuSuccess);
     std::vector<uint32_t> f = flags.get<uint32_t>(3);
     memcpy(bad, f.data(), 12);
 }
@@ -108,7 +107,7 @@ static results run_kernels(const problem &p, bool fast) {
         uint32_t bad[3];
         slot.push_back(new device(nullptr, p.sources[e].size()));
         slots[e] = slot[e]->as<void>();
-        install(slots[e], p.sources[e], 0, p.hidden, p.inner, bad);
+        install(slots[e], p.sources[e], 0, {p.hidden, p.inner, MS_ORDER_W1_W2_W3}, bad);
         for (uint32_t flag : bad) assert_int_equal(flag, UINT32_MAX);
     }
     std::vector<ms_expert_batch> b = batches_of(p, slots);
@@ -207,15 +206,17 @@ static void test_scales(void **state) {
 static void test_install(void **state) {
     (void)state;
     static const uint32_t shapes[][2] = {{128, 96}, {32, 32}, {1088, 64}, {64, 1056}};
-    for (const uint32_t *s : shapes) {
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof shapes[0]; i++) {
+        const uint32_t *s = shapes[i / 2];
+        ms_expert_shape shape = {s[0], s[1], i % 2 ? MS_ORDER_W2_W1_W3 : MS_ORDER_W1_W2_W3};
         std::vector<uint8_t> source = make_source(s[0], s[1], 5), expected(source.size());
-        assert_int_equal(ms_expert_install(expected.data(), source.data(), {s[0], s[1]}, NULL), MS_OK);
+        assert_int_equal(ms_expert_install(expected.data(), source.data(), shape, NULL), MS_OK);
         for (size_t at = 0; at < 19; at += at < 5 ? 1 : 3) {
             std::vector<uint8_t> shifted(at, 0xff);
             shifted.insert(shifted.end(), source.begin(), source.end());
             device slot(nullptr, source.size());
             uint32_t bad[3];
-            install(slot.as<void>(), shifted, at, s[0], s[1], bad);
+            install(slot.as<void>(), shifted, at, shape, bad);
             std::vector<uint8_t> found = slot.get<uint8_t>(source.size());
             assert_memory_equal(found.data(), expected.data(), found.size());
             for (uint32_t flag : bad) assert_int_equal(flag, UINT32_MAX);
@@ -235,11 +236,12 @@ static void test_bad_scale(void **state) {
         for (int j = 0; j < 3; j++) /* some in the packed bytes, where 255 is a value */
             source[next_random(&random) % 3 * matrix + packed + next_random(&random) % (matrix - packed)] = 255;
         ms_error err = {};
-        assert_int_equal(ms_expert_install(slot_host.data(), source.data(), {hidden, inner}, &err), MS_ERR_FORMAT);
+        ms_expert_shape shape = {hidden, inner, i % 2 ? MS_ORDER_W2_W1_W3 : MS_ORDER_W1_W2_W3};
+        assert_int_equal(ms_expert_install(slot_host.data(), source.data(), shape, &err), MS_ERR_FORMAT);
         device slot(nullptr, source.size());
         uint32_t bad[3], row = 0, group = 0;
         ms_expert_matrix m = MS_W1;
-        install(slot.as<void>(), source, 0, hidden, inner, bad);
+        install(slot.as<void>(), source, 0, shape, bad);
         assert_true(experts_bad_scale(bad, hidden, inner, &m, &row, &group));
         char text[64];
         (void)snprintf(text, sizeof text, "expert %s scale of row %u group %u:", names[m], row, group);
@@ -309,10 +311,10 @@ static void test_fit(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_install), cmocka_unit_test(test_bad_scale),
-                                       cmocka_unit_test(test_table),   cmocka_unit_test(test_items),
-                                       cmocka_unit_test(test_fit),     cmocka_unit_test(test_shapes),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_install),   cmocka_unit_test(test_bad_scale),
+                                       cmocka_unit_test(test_table),     cmocka_unit_test(test_items),
+                                       cmocka_unit_test(test_fit),       cmocka_unit_test(test_shapes),
                                        cmocka_unit_test(test_long_rows), cmocka_unit_test(test_groups),
-                                       cmocka_unit_test(test_values),  cmocka_unit_test(test_scales)};
+                                       cmocka_unit_test(test_values),    cmocka_unit_test(test_scales)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

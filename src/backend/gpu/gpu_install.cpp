@@ -121,7 +121,7 @@ ms_status install_begin(ms_backend *be, void *slot, const uint8_t *staging, ms_e
         (void)gpu_ok(g, gpuMemcpyAsync(g->scratch.source, staging, bytes, gpuMemcpyHostToDevice, g->side), "install");
     }
     uint32_t *bad = side_flags(g, *ticket);
-    (void)gpu_ok(g, k_experts_retile(g->side, slot, source, s.hidden, s.inner, bad), "install");
+    (void)gpu_ok(g, k_experts_retile(g->side, slot, source, s, bad), "install");
     work->shape = s;
     o->slot_install[mark] = work->number;
     return side_end(g, work, bad, err);

@@ -42,8 +42,8 @@ GPU_DEV void install_row(install_shared &sh, uint32_t row, const uint8_t *p, con
 
 // Grid: tiles (gate, up and down tiles in slot order), pieces of 32 groups.  bad[m]: lowest row * groups + group of
 // matrix m (ms_expert_matrix) with scale byte 255; all ones before.
-GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 3)
-    k_experts_install(uint8_t *slot, const uint8_t *source, uint32_t hidden, uint32_t inner, uint32_t *bad) {
+GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 3) k_experts_install(uint8_t *slot, const uint8_t *source, uint32_t hidden,
+                                                            uint32_t inner, uint32_t w2_first, uint32_t *bad) {
     GPU_SHARED(install_shared, sh);
     uint32_t inner_tiles = inner / K_TILE;
     bool down = gpu_bx() >= 2 * inner_tiles;
@@ -52,7 +52,7 @@ GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 3)
     uint32_t g0 = gpu_by() * INSTALL_GROUPS;
     if (g0 >= groups) return; // the whole block
     uint32_t count = groups - g0 < INSTALL_GROUPS ? groups - g0 : (uint32_t)INSTALL_GROUPS;
-    size_t matrix = mx_matrix_bytes(hidden, inner), order = m == MS_W1 ? 0 : m == MS_W2 ? 1 : 2;
+    size_t matrix = mx_matrix_bytes(hidden, inner), order = m == MS_W3 ? 2 : (m == MS_W1) == !w2_first ? 0 : 1;
     const uint8_t *packed = source + order * matrix,
                   *scales = packed + (size_t)hidden * (inner / K_MX_GROUP) * K_MX_BYTES;
     for (uint32_t row = gpu_wave(); row < K_TILE; row += INSTALL_THREADS / GPU_WAVE) {
@@ -75,13 +75,14 @@ GPU_KERNEL GPU_BOUNDS(INSTALL_THREADS, 3)
 
 // `bad` (device, 3 words) is set to all ones first.  `source`: device-readable, at any address; only its own bytes are
 // read.
-static inline gpuError_t k_experts_retile(gpuStream_t stream, void *slot, const uint8_t *source, uint32_t hidden,
-                                          uint32_t inner, uint32_t *bad) {
+static inline gpuError_t k_experts_retile(gpuStream_t stream, void *slot, const uint8_t *source, ms_expert_shape s,
+                                          uint32_t *bad) {
     gpuError_t e = gpuMemsetAsync(bad, 0xff, 3 * sizeof *bad, stream);
     if (e != gpuSuccess) return e;
-    uint32_t widest = (hidden > inner ? hidden : inner) / K_MX_GROUP;
+    uint32_t hidden = s.hidden, inner = s.inner, widest = (hidden > inner ? hidden : inner) / K_MX_GROUP;
     GPU_LAUNCH(k_experts_install, gpuDim3(2 * (inner / K_TILE) + hidden / K_TILE, k_ceil_div(widest, INSTALL_GROUPS)),
-               gpuDim3(INSTALL_THREADS), stream, (uint8_t *)slot, source, hidden, inner, bad);
+               gpuDim3(INSTALL_THREADS), stream, (uint8_t *)slot, source, hidden, inner, s.order == MS_ORDER_W2_W1_W3,
+               bad);
     return gpuGetLastError();
 }
 
