@@ -44,6 +44,8 @@ const ms_option ms_model_option_table[] = {
     {.name = "no-direct", .type = MS_OPTION_FLAG, .offset = FIELD(no_direct),
      .help = "Read experts through the page cache."},
     {.name = "no-uring", .type = MS_OPTION_FLAG, .offset = FIELD(no_uring), .help = "Read experts with pread."},
+    {.name = "expert-dirs", .type = MS_OPTION_STRING, .offset = FIELD(expert_dirs), .arg = "A,B",
+     .help = "Folders on other drives with copies of the model's files: experts are read from all of them."},
     {.name = "lookahead", .type = MS_OPTION_CHOICE, .offset = FIELD(lookahead), .arg = "L", .choices = switches,
      .help = "Guess the experts of the next layer and read them early, while guesses are good (default: on). Never changes "
              "a result."},
@@ -70,6 +72,7 @@ ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *mod
     o.backend = f->backend;
     o.buffered_reads = f->no_direct;
     o.no_uring = f->no_uring;
+    o.expert_dirs = f->expert_dirs;
     o.no_lookahead = f->lookahead != 0;
     return o;
 }
