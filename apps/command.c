@@ -28,7 +28,9 @@ const ms_option ms_model_option_table[] = {
     {.name = "depth", .type = MS_OPTION_U32, .offset = FIELD(depth), .arg = "N", .min = 1, .max = 1024,
      .help = "Expert reads in flight (default: as many as buffers)."},
     {.name = "range", .type = MS_OPTION_U32, .offset = FIELD(range), .arg = "N", .min = 1, .max = 1048576,
-     .help = "Most tokens of one layer-major pass (default: 512). Never changes a result."},
+     .word = "auto",
+     .help = "Most tokens of one layer-major pass (default: 512); auto: as many as fit into memory beside the rest. Every "
+             "expert is read once a pass at most. Never changes a result."},
     {.name = "precision", .type = MS_OPTION_CHOICE, .offset = FIELD(precision), .arg = "P", .choices = precisions,
      .help = "Arithmetic (default: fast)."},
     {.name = "static", .type = MS_OPTION_CHOICE, .offset = FIELD(static_format), .arg = "F", .choices = formats,

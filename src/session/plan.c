@@ -17,7 +17,7 @@ enum { TEXT_BYTES_PER_ID = 72 };
 /* A pool thread's touched stack and bookkeeping: 13 KB measured with 256 threads. */
 enum { THREAD_BYTES = 32 << 10 };
 #define DEVICE_RESERVE (1ull << 30)
-enum { DEFAULT_SLOTS = 32, DEFAULT_STAGING = 16, DEFAULT_RANGE = 512, DEFAULT_CONTEXT = 8192, MAX_RANGE = 1 << 20 };
+enum { DEFAULT_SLOTS = 32, DEFAULT_STAGING = 16, DEFAULT_RANGE = 512, AUTO_RANGE = 16384, DEFAULT_CONTEXT = 8192, MAX_RANGE = 1 << 20 };
 #define LOGIT_BATCH_BYTES (4ull << 20)
 enum { DIRECTORY_NAME_BYTES = 96 }; /* longer than the average tensor name of any lane */
 
@@ -42,6 +42,10 @@ static ms_status resolve(const ms_model *m, const ms_engine_options *in, ms_engi
     if (o->staging > 1024) return ms_fail(err, MS_ERR_USAGE, "staging %u: expected 1 to 1024", o->staging);
     if (o->read_depth == 0 || o->read_depth > o->staging) o->read_depth = o->staging;
     if (o->range_rows == 0) o->range_rows = DEFAULT_RANGE;
+    if (o->range_rows == MS_RANGE_AUTO) {
+        o->range_rows = (uint32_t)min_u64(AUTO_RANGE, o->context);
+        return MS_OK;
+    }
     if (o->range_rows > MAX_RANGE)
         return ms_fail(err, MS_ERR_USAGE, "range %u: expected 1 to %d", o->range_rows, MAX_RANGE);
     o->range_rows = (uint32_t)min_u64(o->range_rows, o->context);
@@ -199,22 +203,50 @@ static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o,
     return MS_OK;
 }
 
-static ms_status judge(ms_plan *p, const ms_engine_options *o, ms_error *err) {
-    ms_memory_limit limit;
-    MS_TRY(ms_memory_limit_read(&limit, NULL, err));
-    p->available_bytes = limit.limit_bytes;
+static void judge(ms_plan *p, const ms_engine_options *o, const ms_memory_limit *limit) {
+    p->available_bytes = limit->limit_bytes;
     p->reserve_bytes =
         o->reserve_bytes != MS_DEFAULT_RESERVE ? o->reserve_bytes : min_u64(4ull << 30, p->available_bytes / 10);
     p->fits = sum_or_max(p->total_bytes, p->reserve_bytes) <= p->available_bytes &&
               sum_or_max(p->device_total_bytes, p->device_reserve_bytes) <= p->device_available_bytes;
+}
+
+static ms_status make_plan(ms_plan **out, const ms_model *m, const ms_engine_options *o, ms_backend *be,
+                           const ms_memory_limit *limit, ms_error *err) {
+    ms_plan *p = calloc(1, sizeof *p);
+    if (!p) return ms_fail_memory(err, "plan", sizeof *p);
+    ms_status st = fill(p, m, o, be, err);
+    if (st != MS_OK) {
+        ms_plan_destroy(p);
+        return st;
+    }
+    judge(p, o, limit);
+    *out = p;
     return MS_OK;
+}
+
+/* The plan with the longest passes that fit, for every expert is read once a pass.  What does not fit with the usual
+ * passes, or fewer rows, stays refused. */
+static ms_status longest_passes(ms_plan **out, const ms_model *m, ms_engine_options *o, ms_backend *be,
+                                const ms_memory_limit *limit, ms_error *err) {
+    uint32_t least = (uint32_t)min_u64(DEFAULT_RANGE, o->context), most = o->range_rows;
+    while (least < most) {
+        o->range_rows = most - (most - least) / 2;
+        MS_TRY(make_plan(out, m, o, be, limit, err));
+        bool fits = (*out)->fits;
+        ms_plan_destroy(*out);
+        if (fits)
+            least = o->range_rows;
+        else
+            most = o->range_rows - 1;
+    }
+    o->range_rows = least;
+    return make_plan(out, m, o, be, limit, err);
 }
 
 ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_options *options,
                             ms_engine_options *resolved, ms_backend **backend, ms_error *err) {
     MS_TRY(resolve(m, options, resolved, err));
-    ms_plan *p = calloc(1, sizeof *p);
-    if (!p) return ms_fail_memory(err, "plan", sizeof *p);
     ms_backend *be = NULL;
     ms_backend_options bo = {.name = resolved->backend,
                              .precision = resolved->precision,
@@ -222,14 +254,15 @@ ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_op
                              .kernels = resolved->kernels,
                              .log = resolved->log,
                              .log_arg = resolved->log_arg};
-    ms_status st = ms_backend_open(&be, &bo, err);
-    if (st == MS_OK) st = fill(p, m, resolved, be, err);
-    if (st == MS_OK) st = judge(p, resolved, err);
-    if (be && (st != MS_OK || !backend)) be->destroy(be);
-    if (st != MS_OK) {
-        ms_plan_destroy(p);
-        return st;
-    }
+    MS_TRY(ms_backend_open(&be, &bo, err));
+    ms_memory_limit limit;
+    ms_plan *p = NULL;
+    ms_status st = ms_memory_limit_read(&limit, NULL, err);
+    if (st == MS_OK)
+        st = options->range_rows == MS_RANGE_AUTO ? longest_passes(&p, m, resolved, be, &limit, err)
+                                                  : make_plan(&p, m, resolved, be, &limit, err);
+    if (st != MS_OK || !backend) be->destroy(be);
+    if (st != MS_OK) return st;
     if (backend) *backend = be;
     *out = p;
     return MS_OK;
