@@ -264,7 +264,7 @@ static ms_status run(replay *r, const char *model, ms_error *err) {
     }
     ms_text out = {0}, csv = {0};
     report(r, &out, &csv);
-    ms_status st = out.failed ? ms_fail_memory(err, "report", out.len) : ms_probe_save_csv(r->flags->csv, &csv, err);
+    ms_status st = out.failed ? ms_fail_memory(err, "report", out.len) : ms_probe_save_file(r->flags->csv, &csv, err);
     if (st == MS_OK) (void)fwrite(out.data, 1, out.len, stdout);
     ms_text_free(&out);
     ms_text_free(&csv);
