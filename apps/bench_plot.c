@@ -7,7 +7,8 @@
 #include "bench_probe.h"
 
 enum { WIDTH = 800, HEIGHT = 420, LEFT = 70, RIGHT = 190, TOP = 40, BOTTOM = 60, TICKS = 5 };
-static const char *const colours[] = {"#1b6ca8", "#d1495b", "#3c8d40", "#e08e00", "#7b4fa3", "#008b8b", "#8c564b", "#555555"};
+static const char *const colours[] = {"#1b6ca8", "#d1495b", "#3c8d40", "#e08e00",
+                                      "#7b4fa3", "#008b8b", "#8c564b", "#555555"};
 enum { COLOURS = sizeof colours / sizeof colours[0] };
 
 ms_plot_series *ms_plot_add(ms_plot *p, const char *name, bool dashed) {
@@ -21,10 +22,17 @@ ms_plot_series *ms_plot_add(ms_plot *p, const char *name, bool dashed) {
 static void put_text(ms_text *t, double x, double y, const char *anchor, const char *text) {
     ms_text_printf(t, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", x, y, anchor);
     for (; *text; text++) switch (*text) {
-        case '<': ms_text_puts(t, "&lt;"); break;
-        case '>': ms_text_puts(t, "&gt;"); break;
-        case '&': ms_text_puts(t, "&amp;"); break;
-        default: ms_text_append(t, text, 1);
+        case '<':
+            ms_text_puts(t, "&lt;");
+            break;
+        case '>':
+            ms_text_puts(t, "&gt;");
+            break;
+        case '&':
+            ms_text_puts(t, "&amp;");
+            break;
+        default:
+            ms_text_append(t, text, 1);
         }
     ms_text_puts(t, "</text>\n");
 }
@@ -73,9 +81,10 @@ static void put_series(ms_text *t, const ms_plot *p, size_t number, double scale
     ms_text_puts(t, "\"/>\n");
     for (size_t i = 0; i < p->points; i++)
         if (isfinite(s->y[i]))
-            ms_text_printf(t, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", x_of(p, i), bottom - scale * s->y[i],
-                           colour);
-    ms_text_printf(t, "<path stroke-width=\"2\" stroke=\"%s\"%s d=\"M%.1f %.1fh24\"/>\n", colour, dashes, right + 14, key);
+            ms_text_printf(t, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", x_of(p, i),
+                           bottom - scale * s->y[i], colour);
+    ms_text_printf(t, "<path stroke-width=\"2\" stroke=\"%s\"%s d=\"M%.1f %.1fh24\"/>\n", colour, dashes, right + 14,
+                   key);
     put_text(t, right + 44, key + 4, "start", s->name);
 }
 
@@ -87,10 +96,11 @@ ms_status ms_plot_save(const ms_plot *p, const char *path, ms_error *err) {
         for (size_t j = 0; j < p->points; j++)
             if (isfinite(p->series[i].y[j]) && p->series[i].y[j] > most) most = p->series[i].y[j];
     double step = step_for(most), scale = (HEIGHT - TOP - BOTTOM) / (step * TICKS);
-    ms_text_printf(&t,
-                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
-                   "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
-                   WIDTH, HEIGHT, WIDTH, HEIGHT);
+    ms_text_printf(
+        &t,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
+        "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
+        WIDTH, HEIGHT, WIDTH, HEIGHT);
     put_axes(&t, p, step, scale);
     for (size_t i = 0; i < p->count; i++) put_series(&t, p, i, scale);
     ms_text_puts(&t, "</svg>\n");

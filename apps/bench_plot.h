@@ -1,7 +1,7 @@
 /* bench_plot.h: a line plot as an SVG file, for the figures of `moonshine bench`.
  *
- * Points stand at equal distances under their labels; the value axis begins at 0.  The file needs nothing else and its size
- * does not depend on the values.
+ * Points stand at equal distances under their labels; the value axis begins at 0.  The file needs nothing else and its
+ * size does not depend on the values.
  */
 #ifndef MS_APPS_BENCH_PLOT_H
 #define MS_APPS_BENCH_PLOT_H

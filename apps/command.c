@@ -29,8 +29,8 @@ const ms_option ms_model_option_table[] = {
      .help = "Expert reads in flight (default: as many as buffers)."},
     {.name = "range", .type = MS_OPTION_U32, .offset = FIELD(range), .arg = "N", .min = 1, .max = 1048576,
      .word = "auto",
-     .help = "Most tokens of one layer-major pass (default: 512); auto: as many as fit into memory beside the rest. Every "
-             "expert is read once a pass at most. Never changes a result."},
+     .help = "Most tokens of one layer-major pass (default: 512); auto: as many as fit into memory beside the "
+             "rest. Every expert is read once a pass at most. Never changes a result."},
     {.name = "precision", .type = MS_OPTION_CHOICE, .offset = FIELD(precision), .arg = "P", .choices = precisions,
      .help = "Arithmetic (default: fast)."},
     {.name = "static", .type = MS_OPTION_CHOICE, .offset = FIELD(static_format), .arg = "F", .choices = formats,
@@ -49,8 +49,8 @@ const ms_option ms_model_option_table[] = {
     {.name = "expert-dirs", .type = MS_OPTION_STRING, .offset = FIELD(expert_dirs), .arg = "A,B",
      .help = "Folders on other drives with copies of the model's files: experts are read from all of them."},
     {.name = "lookahead", .type = MS_OPTION_CHOICE, .offset = FIELD(lookahead), .arg = "L", .choices = switches,
-     .help = "Guess the experts of the next layer and read them early, while guesses are good (default: on). Never changes "
-             "a result."},
+     .help = "Guess the experts of the next layer and read them early, while guesses are good (default: on). "
+             "Never changes a result."},
 };
 const size_t ms_model_option_count = sizeof ms_model_option_table / sizeof ms_model_option_table[0];
 

@@ -17,10 +17,10 @@ Policies, a layer by itself unless said otherwise:
     s3fifo      a small queue of a tenth, a main queue with reinsertion, a ghost queue: keeps one-time uses out
     lecar       victims by LRU or LFU, weights moved by regret
     global-lru, global-heat   one set of slots for all layers
-    pinned      the most used experts of the first --training-steps tokens never leave, the rest is LRU; counted behind them
+    pinned      the most used experts of the first --training-steps tokens never leave, the rest is LRU; counted after them
     fixed-total LRU with different slots a layer, the best split of a total by exact dynamic programming
     belady      the expert whose next use is furthest goes, and one used later than all stays out: a bound
-fixed-total and belady know the future (oracle): they bound what is possible and cannot be promoted to a product's setting.
+fixed-total and belady know the future (oracle): they bound what is possible and are not promotable to a setting.
 Reports hold base names and hashes of their inputs, no paths; the folder is 0700, its files 0600.
 """
 
@@ -134,8 +134,8 @@ def check_head(head, where):
 
 
 # ---------------------------------------------------------------------------------------------------- policies
-# Each takes (sequence of id tuples, slots) of a layer and gives the masks of hits; counts follow from them.  One use never
-# evicts what it needs, as in the product.
+# Each takes a layer's sequence of id tuples and its slots, and counts.  One use never evicts what it needs, as in the
+# product.
 
 
 class Counts:
@@ -465,7 +465,7 @@ def gate(trace, observed):
     """Raises Bad unless the capture is complete and its masks are those of the product's policy."""
     head, end = trace.head, trace.end
     if head["slots"] != observed:
-        raise Bad(f"{trace.name}: --observed-capacity {observed}: the capture was made with {head['slots']} slots a layer")
+        raise Bad(f"{trace.name}: --observed-capacity {observed}: the capture was made with {head['slots']} slots")
     if not isinstance(end, dict):
         raise Bad(f"{trace.name}: no end: the capture is not complete")
     if end.get("tokens") != trace.tokens:
@@ -473,7 +473,8 @@ def gate(trace, observed):
     for l, sequence in enumerate(trace.routes):
         for t, ids in enumerate(sequence):
             if len(ids) != head["top_k"]:
-                raise Bad(f"{trace.name}: token {t}, layer {head['layers'][l]}: expected {head['top_k']} experts, found {len(ids)}")
+                raise Bad(f"{trace.name}: token {t}, layer {head['layers'][l]}: expected {head['top_k']} experts, "
+                          f"found {len(ids)}")
     recorded = 0
     for t, masks in enumerate(trace.masks):
         if not isinstance(masks, list) or len(masks) != trace.layers or not all(is_count(m) for m in masks):
@@ -494,8 +495,8 @@ def gate(trace, observed):
         heat(sequence, observed, float(head["half_life"]), masks)
         wrong += sum(masks[t] != trace.masks[t][l] for t in range(trace.tokens))
     if wrong:
-        raise Bad(f"{trace.name}: {wrong} of {trace.tokens * trace.layers} masks of hits are not those of an empty cache of "
-                  f"{observed} slots: the capture cannot be trusted")
+        raise Bad(f"{trace.name}: {wrong} of {trace.tokens * trace.layers} masks of hits are not those of an empty cache "
+                  f"of {observed} slots: the capture cannot be trusted")
 
 
 # ---------------------------------------------------------------------------------------------------- report
@@ -552,8 +553,8 @@ def analyse(args, trace, trusted):
     if observed is not None and observed not in capacities:
         raise Bad(f"--capacities: must contain the observed capacity {observed}")
     if observed is not None and max(capacities) > observed and not args.fresh_empty_source:
-        raise Bad("--capacities: more than the observed capacity needs --fresh-empty-source: what a larger cache would have "
-                  "held before the capture is unknown")
+        raise Bad("--capacities: more than the observed capacity needs --fresh-empty-source: what a larger cache would "
+                  "have held before the capture is unknown")
     policies = args.policies.split(",")
     for p in policies:
         if p not in POLICIES:
@@ -603,8 +604,8 @@ def add_marginal(args, report, curves, most):
 def as_text(report):
     trust = "passed the gate" if report["trusted"] else "routes only: nothing vouches for them"
     lines = [f"{report['input']['name']} (sha256 {report['input']['sha256'][:16]}): {trust}",
-             f"{report['tokens']} tokens, {report['layers']} layers, {report['top_k']} of {report['experts']} experts; the next "
-             f"token uses {100 * report['next_token_reuse']:.1f} % again", ""]
+             f"{report['tokens']} tokens, {report['layers']} layers, {report['top_k']} of {report['experts']} experts; "
+             f"the next token uses {100 * report['next_token_reuse']:.1f} % again", ""]
     capacities = list(next(iter(report["policies"].values()))["capacities"])
     lines.append("hit rate %    " + "".join(f"{c:>8}" for c in capacities))
     for name, p in report["policies"].items():
@@ -616,7 +617,8 @@ def as_text(report):
                          f"{100 * f['hit_rate']:.2f}")
     if "fixed_total" in report:
         f = report["fixed_total"]
-        lines.append(f"fixed total of {f['total_slots']}: {100 * f['hit_rate']:.2f}, slots {f['slots']}  oracle, not promotable")
+        lines.append(f"fixed total of {f['total_slots']}: {100 * f['hit_rate']:.2f}, slots {f['slots']}  oracle, "
+                     "not promotable")
     return "\n".join(lines) + "\n"
 
 
@@ -624,7 +626,8 @@ def as_csv(report):
     lines = ["policy,oracle,capacity,hits,admissions,evictions,hit_rate"]
     for name, p in report["policies"].items():
         for c, f in p["capacities"].items():
-            lines.append(f"{name},{int(p['oracle'])},{c},{f['hits']},{f['admissions']},{f['evictions']},{f['hit_rate']}")
+            lines.append(f"{name},{int(p['oracle'])},{c},{f['hits']},{f['admissions']},{f['evictions']},"
+                         f"{f['hit_rate']}")
     return "\n".join(lines) + "\n"
 
 
@@ -693,9 +696,11 @@ def parse(argv):
     r.add_argument("run_dir", nargs="?", metavar="RUN_DIR")
     r.add_argument("--capture", default="routes.jsonl", help="trace in RUN_DIR (default: routes.jsonl)")
     r.add_argument("--observed-capacity", type=int, help="slots a layer of the capture")
-    r.add_argument("--fresh-empty-source", action="store_true", help="the capture began with an empty cache, so larger ones can be replayed")
+    r.add_argument("--fresh-empty-source", action="store_true",
+                   help="the capture began with an empty cache, so larger ones can be replayed")
     r.add_argument("--routes", metavar="FILE", help="bare routes instead of a capture")
-    r.add_argument("--capacities", metavar="LIST", help="slots a layer (default: the observed one; else 1, 2, 4, 8 times top-k)")
+    r.add_argument("--capacities", metavar="LIST",
+                   help="slots a layer (default: the observed one; else 1, 2, 4, 8 times top-k)")
     r.add_argument("--policies", default=",".join(POLICIES), metavar="LIST")
     r.add_argument("--half-life", type=float, default=4.0, help="of heat, in uses a slot (default: 4)")
     r.add_argument("--marginal-range", metavar="A:B", help="hits that each further slot of a layer adds, LRU")

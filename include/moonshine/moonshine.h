@@ -68,7 +68,7 @@ typedef struct ms_engine_options {
     uint64_t reserve_bytes;       /* memory to leave free; MS_DEFAULT_RESERVE: min(4 GiB, 10 % of the limit) */
     bool buffered_reads;          /* no O_DIRECT */
     bool no_uring;                /* plain pread */
-    const char *expert_dirs;      /* folders, separated by commas, with copies of files with experts: more drives to read from */
+    const char *expert_dirs;      /* folders, separated by commas, with copies of files with experts */
     bool no_lookahead;            /* never read what the next layer will probably want before it asks */
     const char *backend;          /* NULL: "cpu"; or "hip", "cuda" (must open), "auto" (a GPU if one opens, else the CPU) */
     const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2", "avx512" */

@@ -9,8 +9,8 @@
  * Threads: one at a time; the kernel does the overlapping.  A thread that ends cancels the reads it started (they
  *   complete with MS_ERR_CANCELLED).
  * Invariants: a buffer is free, reading, or held by the caller between ms_reader_next and ms_reader_release;
- *   at most `depth` reads are in flight on a drive (files of one device); those of a drive start in submit order, and one
- *   drive that has enough to do does not keep the others waiting.
+ *   at most `depth` reads are in flight on a drive (files of one device); those of a drive start in submit order, and
+ *   one drive that has enough to do does not keep the others waiting.
  * Errors: a failed or short read is reported in that request's completion and touches no other request.
  */
 #ifndef MS_IO_READER_H

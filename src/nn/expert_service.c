@@ -103,7 +103,7 @@ uint64_t ms_expert_table_bytes_total(const ms_expert_table *t, const ms_expert_s
     return request + extents + ms_cache_table_bytes(t->layer_count, t->expert_count, o->slots);
 }
 
-/* A file of the same name in another folder is a copy when size and header are the shard's.  Nothing there is no error. */
+/* A file of the same name in another folder is a copy when size and header are the shard's.  None there is no error. */
 static ms_status is_copy(const char *path, const char *shard, bool *out, ms_error *err) {
     enum { PIECE = 1 << 16 };
     struct stat a, b;
@@ -167,7 +167,8 @@ static ms_status add_expert_files(ms_expert_service *s, const ms_checkpoint *c, 
         used++;
     }
     if (s->options.dirs && *s->options.dirs && used && !copies)
-        return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: no folder of %s has a copy of a file with experts", s->options.dirs);
+        return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: no folder of %s has a copy of a file with experts",
+                       s->options.dirs);
     return MS_OK;
 }
 
@@ -279,8 +280,8 @@ static void cancel_reads(ms_expert_service *s) {
     s->guess_count = 0;
 }
 
-/* A drive that is waited for all the time has nothing to give for wrong reads, and right ones win little; one that idles
- * while layers compute has. */
+/* A drive that is waited for all the time has nothing to give for wrong reads, and right ones win little; one that
+ * idles while layers compute has. */
 static double needed_share(ms_expert_service *s) {
     ms_reader_stats r;
     ms_reader_get_stats(s->reader, &r);

@@ -1,5 +1,5 @@
-/* `moonshine trace`, `bench replay` and tools/analyze_decode_cache.py on k3-nano: a recorded trace passes the analyzer's
- * gate, a changed one does not, and what is printed for made up routes is what can be worked out by hand. */
+/* `moonshine trace`, `bench replay` and tools/analyze_decode_cache.py on k3-nano: a recorded trace passes the
+ * analyzer's gate, a changed one does not, and what is printed for made up routes is what can be worked out by hand. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -53,23 +53,28 @@ static void recorded_trace_passes(void **state) {
     (void)state;
     char path[128];
     (void)snprintf(path, sizeof path, "%s", cli_path(dir, "routes.jsonl"));
-    expect("moonshine", ARGS(TRACE, "--experts", "6", "--ids", "5,6,7", "--generate", "20", "--out", path), 0, "23 tokens");
+    expect("moonshine", ARGS(TRACE, "--experts", "6", "--ids", "5,6,7", "--generate", "20", "--out", path), 0,
+           "23 tokens");
     expect("moonshine", ARGS(TRACE, "--ids", "5", "--out", path), 1, "routes.jsonl");
     expect("moonshine", ARGS(TRACE, "--ids", "5"), 2, "--out");
     expect("moonshine", ARGS(TRACE, "--out", cli_path(dir, "other.jsonl")), 2, "--ids");
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
-    expect(analyzer, ARGS("report", dir, "--observed-capacity", "6"), 0, "passed the gate\n23 tokens, 8 layers, 4 of 32 experts");
+    expect(analyzer, ARGS("report", dir, "--observed-capacity", "6"), 0,
+           "passed the gate\n23 tokens, 8 layers, 4 of 32 experts");
     expect(analyzer, ARGS("report", dir, "--observed-capacity", "7"), 1, "made with 6 slots");
-    expect(analyzer, ARGS("report", dir, "--observed-capacity", "6", "--capacities", "6,12"), 1, "--fresh-empty-source");
+    expect(analyzer, ARGS("report", dir, "--observed-capacity", "6", "--capacities", "6,12"), 1,
+           "--fresh-empty-source");
     expect(analyzer, ARGS("report", dir, "--observed-capacity", "6", "--capacities", "12", "--fresh-empty-source"), 1,
            "must contain the observed capacity 6");
 
     char out[128];
     (void)snprintf(out, sizeof out, "%s", cli_path(dir, "out"));
-    expect(analyzer, ARGS("report", dir, "--observed-capacity", "6", "--capacities", "6,12,32", "--fresh-empty-source",
-                          "--pin-counts", "0,2", "--total-slots", "48", "--marginal-range", "4:8", "--out", out), 0, "belady");
+    expect(analyzer,
+           ARGS("report", dir, "--observed-capacity", "6", "--capacities", "6,12,32", "--fresh-empty-source",
+                "--pin-counts", "0,2", "--total-slots", "48", "--marginal-range", "4:8", "--out", out),
+           0, "belady");
     assert_int_equal(stat(out, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0700);
     char *json = NULL;
@@ -102,7 +107,8 @@ static void damaged_traces_are_refused(void **state) {
     (void)state;
     const char *path = cli_path(dir, "routes.jsonl"), *bad = cli_path(dir, "bad.jsonl");
     unlink(path);
-    expect("moonshine", ARGS(TRACE, "--experts", "6", "--ids", "5,6,7", "--generate", "25", "--out", path), 0, "28 tokens");
+    expect("moonshine", ARGS(TRACE, "--experts", "6", "--ids", "5,6,7", "--generate", "25", "--out", path), 0,
+           "28 tokens");
     char *good = NULL;
     read_file(&good, path);
     size_t len = strlen(good);
@@ -139,12 +145,14 @@ static void figures_by_hand(void **state) {
                          "{\"layers\":[[0]]}\n{\"layers\":[[0]]}\n{\"layers\":[[2]]}\n{\"layers\":[[0]]}\n");
     char out[128];
     (void)snprintf(out, sizeof out, "%s", cli_path(dir, "hand"));
-    expect(analyzer, ARGS("report", "--routes", path, "--capacities", "1,2,3", "--total-slots", "2", "--max-layer-slots", "2",
-                          "--min-layer-slots", "2", "--out", out), 0, "nothing vouches");
+    expect(analyzer,
+           ARGS("report", "--routes", path, "--capacities", "1,2,3", "--total-slots", "2", "--max-layer-slots", "2",
+                "--min-layer-slots", "2", "--out", out),
+           0, "nothing vouches");
     char *csv = NULL;
     read_file(&csv, cli_path(out, "report.csv"));
     static const char *const rows[] = {
-        "lru,0,1,3,5,4,",  "lru,0,2,5,3,1,",  "lru,0,3,5,3,0,",   "heat,0,1,3,5,4,", "heat,0,2,5,3,1,",
+        "lru,0,1,3,5,4,",  "lru,0,2,5,3,1,",    "lru,0,3,5,3,0,",    "heat,0,1,3,5,4,", "heat,0,2,5,3,1,",
         "heat,0,3,5,3,0,", "belady,1,1,4,3,2,", "belady,1,2,5,2,0,", "lfu,0,2,5,3,1,",  "s3fifo,0,3,5,3,0,",
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
@@ -160,8 +168,10 @@ static void figures_by_hand(void **state) {
     expect(analyzer, ARGS("report", "--routes", path), 1, "found none");
     expect(analyzer, ARGS("report"), 1, "either RUN_DIR or --routes");
     const char *made = cli_path(dir, "made.jsonl");
-    expect(analyzer, ARGS("synth", "--out", made, "--layers", "2", "--experts", "20", "--top-k", "3", "--tokens", "40"), 0, "");
-    expect(analyzer, ARGS("report", "--routes", made, "--capacities", "3,10,20"), 0, "40 tokens, 2 layers, 3 of 20 experts");
+    expect(analyzer, ARGS("synth", "--out", made, "--layers", "2", "--experts", "20", "--top-k", "3", "--tokens", "40"),
+           0, "");
+    expect(analyzer, ARGS("report", "--routes", made, "--capacities", "3,10,20"), 0,
+           "40 tokens, 2 layers, 3 of 20 experts");
 }
 
 #define REPLAY "bench", "replay", CLI_MODEL, "--probe", "256K", "--repeat", "2", "--threads", "1"
@@ -169,16 +179,19 @@ static void figures_by_hand(void **state) {
 static void replays(void **state) {
     (void)state;
     const char *path = cli_path(dir, "replay.jsonl"), *csv = cli_path(dir, "replay.csv");
-    expect("moonshine", ARGS(TRACE, "--experts", "6", "--ids", "9,8", "--generate", "10", "--out", path), 0, "12 tokens");
+    expect("moonshine", ARGS(TRACE, "--experts", "6", "--ids", "9,8", "--generate", "10", "--out", path), 0,
+           "12 tokens");
     char *trace = NULL, *text = NULL, want[64];
     read_file(&trace, path);
     unsigned long long hits = strtoull(strstr(strstr(trace, "\"end\""), "\"hits\":") + 7, NULL, 10);
-    expect("moonshine", ARGS(REPLAY, "--trace", path, "--experts", "6", "--depth", "4", "--csv", csv), 0, "12 tokens, 8 layers, 4 experts each; depth 4;");
+    expect("moonshine", ARGS(REPLAY, "--trace", path, "--experts", "6", "--depth", "4", "--csv", csv), 0,
+           "12 tokens, 8 layers, 4 experts each; depth 4;");
     read_file(&text, csv); /* the same cache has the same hits */
     (void)snprintf(want, sizeof want, "\n12,8,4,4,%.6g,", (double)hits / (12 * 8 * 4));
     if (!strstr(text, want)) fail_msg("expected \"%s\" in %s", want, text);
     free(text);
-    expect("moonshine", ARGS(REPLAY, "--tokens", "5", "--experts", "4", "--guess", "0.9", "--busy", "50", "--install"), 0, "guessed reads");
+    expect("moonshine", ARGS(REPLAY, "--tokens", "5", "--experts", "4", "--guess", "0.9", "--busy", "50", "--install"),
+           0, "guessed reads");
     expect("moonshine", ARGS(REPLAY, "--tokens", "5", "--reuse", "1", "--experts", "32"), 0, "80.0 % hits");
     expect("moonshine", ARGS(REPLAY, "--tokens", "3", "--no-direct", "--no-uring"), 0, "3 tokens");
     cli_write_file(path, "{\"layers\":[[1,2],[3,400]]}\n");

@@ -1,4 +1,5 @@
-/* Copies of shards in other folders: experts come from all of them, the result stays, and a file that is no copy is refused. */
+/* Copies of shards in other folders: experts come from all of them, the result stays, and a file that is no copy is
+ * refused. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>

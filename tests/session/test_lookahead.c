@@ -200,7 +200,7 @@ static void whole_models(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(right_and_wrong), cmocka_unit_test(limits),      cmocka_unit_test(bad_guesses_pause),
+        cmocka_unit_test(right_and_wrong), cmocka_unit_test(limits),       cmocka_unit_test(bad_guesses_pause),
         cmocka_unit_test(failing_guesses), cmocka_unit_test(whole_models),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -37,7 +37,8 @@ static void both_ends_and_between(void **state) {
     /* Room for something between the two, as far as this machine's free memory stands still: what comes out fits or is
      * the usual one. */
     for (int part = 1; part < 8; part++) {
-        plan_of(&p, MS_RANGE_AUTO, 3000, available - usual->total_bytes - (all - usual->total_bytes) * (uint64_t)part / 8);
+        plan_of(&p, MS_RANGE_AUTO, 3000,
+                available - usual->total_bytes - (all - usual->total_bytes) * (uint64_t)part / 8);
         assert_true(p->range_rows >= usual->range_rows && p->range_rows <= 3000);
         assert_true(p->fits || p->range_rows == usual->range_rows);
         ms_plan_destroy(p);

@@ -1,6 +1,6 @@
-/* 20,000 decoded tokens in one session, experts streaming all the while: memory does not grow, and the same work costs at
- * the end what it cost at the beginning.  Attention over a longer past costs more, so equal work is compared: the first
- * tokens again after the session was reset. */
+/* 20,000 decoded tokens in one session, experts streaming all the while: memory does not grow, and the same work costs
+ * at the end what it cost at the beginning.  Attention over a longer past costs more, so equal work is compared: the
+ * first tokens again after the session was reset. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -76,8 +76,8 @@ static void no_drift(void **state) {
     uint64_t resident = resident_bytes();
     for (uint32_t at = 0; at < TOKENS; at += WINDOW) {
         double t = decode(s, at, WINDOW, info.vocab);
-        print_message("%5u tokens: %.3f ms of processor time a token, %llu KiB resident\n", at + WINDOW, 1e3 * t / WINDOW,
-                      (unsigned long long)(resident_bytes() >> 10));
+        print_message("%5u tokens: %.3f ms of processor time a token, %llu KiB resident\n", at + WINDOW,
+                      1e3 * t / WINDOW, (unsigned long long)(resident_bytes() >> 10));
         assert_true(resident_bytes() <= resident + (1 << 20));
     }
     assert_int_equal(ms_session_position(s), TOKENS);
