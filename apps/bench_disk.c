@@ -8,6 +8,7 @@
 #include "backend/loader.h"
 #include "base/clock.h"
 #include "bench.h"
+#include "bench_plot.h"
 #include "bench_probe.h"
 #include "command.h"
 #include "io/reader.h"
@@ -16,7 +17,7 @@ enum { DEPTHS = 7, BLOCKS = 6, MAX_REPEAT = 25, INSTALL_BYTES = 64 << 20 };
 static const unsigned depths[DEPTHS] = {0, 1, 2, 4, 8, 16, 32}; /* 0: pread */
 
 typedef struct disk_flags {
-    const char *csv;
+    const char *csv, *plot;
     uint64_t bytes;
     uint32_t repeat, staging, threads;
     bool no_direct, no_uring;
@@ -29,6 +30,11 @@ static const ms_option options[] = {
      .offset = FIELD(csv),
      .arg = "FILE",
      .help = "Write the table also there."},
+    {.name = "plot",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(plot),
+     .arg = "FILE",
+     .help = "Draw rates over depths there, as SVG."},
     {.name = "bytes",
      .type = MS_OPTION_BYTES,
      .offset = FIELD(bytes),
@@ -311,6 +317,26 @@ static void report(disk_run *r, ms_text *out, ms_text *csv) {
     csv_row(csv, "install", m->experts.expert_bytes, r->backend->threads, &r->install, install, install / best, 0);
 }
 
+/* After the report, which sorts the rates. */
+static ms_status draw(disk_run *r, ms_error *err) {
+    ms_plot p = {.title = "Reads at scattered places", .x_name = "reads in flight", .y_name = "GB/s", .points = DEPTHS};
+    for (size_t d = 0; d < DEPTHS; d++) {
+        if (depths[d])
+            (void)snprintf(p.x[d], sizeof p.x[d], "%u", depths[d]);
+        else
+            (void)snprintf(p.x[d], sizeof p.x[d], "pread");
+    }
+    for (size_t b = 0; b < r->block_count; b++) {
+        char size[24], name[MS_PLOT_NAME];
+        block_name(size, r->blocks[b]);
+        (void)snprintf(name, sizeof name, "%s%s", size, b == r->expert_block ? " experts" : "");
+        ms_plot_series *s = ms_plot_add(&p, name, false);
+        for (size_t d = 0; d < DEPTHS; d++)
+            s->y[d] = gigabytes(ms_probe_median(r->sweep[b][d].rate, r->flags->repeat));
+    }
+    return ms_plot_save(&p, r->flags->plot, err);
+}
+
 static ms_status run(disk_run *r, const char *path, ms_error *err) {
     MS_TRY(ms_probe_files_open(&r->files, path, err));
     choose_blocks(r);
@@ -318,7 +344,8 @@ static ms_status run(disk_run *r, const char *path, ms_error *err) {
     MS_TRY(measure(r, err));
     ms_text out = {0}, csv = {0};
     report(r, &out, &csv);
-    ms_status st = out.failed ? ms_fail_memory(err, "report", out.len) : ms_probe_save_csv(r->flags->csv, &csv, err);
+    ms_status st = out.failed ? ms_fail_memory(err, "report", out.len) : ms_probe_save_file(r->flags->csv, &csv, err);
+    if (st == MS_OK) st = draw(r, err);
     if (!out.failed) (void)fwrite(out.data, 1, out.len, stdout);
     ms_text_free(&out);
     ms_text_free(&csv);

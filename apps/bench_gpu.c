@@ -566,7 +566,7 @@ static ms_status open_and_run(const gpu_flags *f, ms_error *err) {
     ms_status st = run(be, f, &csv, err);
     be->destroy(be);
     if (st == MS_OK && csv.failed) st = ms_fail_memory(err, "report", csv.len);
-    if (st == MS_OK) st = ms_probe_save_csv(f->csv, &csv, err);
+    if (st == MS_OK) st = ms_probe_save_file(f->csv, &csv, err);
     ms_text_free(&csv);
     return st;
 }

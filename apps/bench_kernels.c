@@ -433,7 +433,7 @@ static ms_status run(bench *b, ms_error *err) {
            b->flags->rounds, b->flags->milliseconds, b->flags->cpu_time ? "processor time" : "elapsed time");
     report(b, &csv);
     ms_status st = machine.failed || csv.failed ? ms_fail_memory(err, "report", csv.len) : MS_OK;
-    if (st == MS_OK) st = ms_probe_save_csv(b->flags->csv, &csv, err);
+    if (st == MS_OK) st = ms_probe_save_file(b->flags->csv, &csv, err);
     ms_text_free(&machine);
     ms_text_free(&csv);
     return st;

@@ -317,12 +317,12 @@ void ms_probe_machine(ms_text *t) {
                    get_nprocs(), load[0], load[1], load[2]);
 }
 
-ms_status ms_probe_save_csv(const char *path, const ms_text *csv, ms_error *err) {
-    if (csv->failed) return ms_fail_memory(err, "table", csv->len);
+ms_status ms_probe_save_file(const char *path, const ms_text *text, ms_error *err) {
+    if (text->failed) return ms_fail_memory(err, "table", text->len);
     if (!path) return MS_OK;
     ms_file_writer *w = NULL;
     MS_TRY(ms_file_writer_open(&w, path, true, err));
-    ms_status st = ms_file_writer_write(w, csv->data, csv->len, err);
+    ms_status st = ms_file_writer_write(w, text->data, text->len, err);
     if (st == MS_OK) return ms_file_writer_commit(w, err);
     ms_file_writer_abort(w);
     return st;

@@ -57,6 +57,6 @@ double ms_probe_median(double *v, size_t count);
 void ms_probe_machine(ms_text *t);
 
 /* Writes the file in one step, replacing what was there.  NULL path: nothing. */
-ms_status ms_probe_save_csv(const char *path, const ms_text *csv, ms_error *err);
+ms_status ms_probe_save_file(const char *path, const ms_text *text, ms_error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /* bench_replay.c: `moonshine bench replay`: a route trace against real reads, with the arithmetic left out.
  *
- * The expert service runs as in decoding: one request a layer, cache, reads, lookahead; between requests the thread is busy
- * for --busy microseconds.  Installs do nothing unless --install asks for them.  So what is measured is the drive, the
- * cache and how reads and work overlap, and it is the same from run to run as far as the drive is.
+ * The expert service runs as in decoding: one request a layer, cache, reads, lookahead; between requests the thread is
+ * busy for --busy microseconds.  Installs do nothing unless --install asks for them.  So what is measured is the drive,
+ * the cache and how reads and work overlap, and it is the same from run to run as far as the drive is.
  */
 #include <inttypes.h>
 #include <stddef.h>
@@ -30,30 +30,84 @@ typedef struct replay_flags {
 
 #define FIELD(f) offsetof(replay_flags, f)
 static const ms_option options[] = {
-    {.name = "trace", .type = MS_OPTION_STRING, .offset = FIELD(trace), .arg = "FILE",
+    {.name = "trace",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(trace),
+     .arg = "FILE",
      .help = "Routes to replay, as moonshine trace writes them (default: made up)."},
-    {.name = "tokens", .type = MS_OPTION_U32, .offset = FIELD(tokens), .arg = "N", .min = 1, .max = 1 << 20,
+    {.name = "tokens",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(tokens),
+     .arg = "N",
+     .min = 1,
+     .max = 1 << 20,
      .help = "Of a made up trace; at most so many of a file (default: 64, or the whole file)."},
-    {.name = "reuse", .type = MS_OPTION_REAL, .offset = FIELD(reuse), .arg = "P", .low = 0, .high = 1,
+    {.name = "reuse",
+     .type = MS_OPTION_REAL,
+     .offset = FIELD(reuse),
+     .arg = "P",
+     .low = 0,
+     .high = 1,
      .help = "Made up: chance that the next token uses an expert again (default: 0.29)."},
-    {.name = "experts", .type = MS_OPTION_U32, .offset = FIELD(experts), .arg = "N", .max = 65536,
+    {.name = "experts",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(experts),
+     .arg = "N",
+     .max = 65536,
      .help = "Cache slots a routed layer (default: 32, or all if that is less)."},
-    {.name = "staging", .type = MS_OPTION_U32, .offset = FIELD(staging), .arg = "N", .min = 1, .max = 1024,
+    {.name = "staging",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(staging),
+     .arg = "N",
+     .min = 1,
+     .max = 1024,
      .help = "Expert read buffers (default: 16)."},
-    {.name = "depth", .type = MS_OPTION_U32, .offset = FIELD(depth), .arg = "N", .min = 1, .max = 1024,
+    {.name = "depth",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(depth),
+     .arg = "N",
+     .min = 1,
+     .max = 1024,
      .help = "Expert reads in flight (default: the smallest that a short probe finds within 5 % of the best)."},
-    {.name = "busy", .type = MS_OPTION_U32, .offset = FIELD(busy_us), .arg = "US", .max = 10000000,
+    {.name = "busy",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(busy_us),
+     .arg = "US",
+     .max = 10000000,
      .help = "Microseconds of work a layer: half of it before the request, half beside its reads (default: 0)."},
-    {.name = "guess", .type = MS_OPTION_REAL, .offset = FIELD(guess), .arg = "P", .low = 0, .high = 1,
+    {.name = "guess",
+     .type = MS_OPTION_REAL,
+     .offset = FIELD(guess),
+     .arg = "P",
+     .low = 0,
+     .high = 1,
      .help = "Lookahead in which a guessed expert is right with this chance (default: no lookahead)."},
     {.name = "install", .type = MS_OPTION_FLAG, .offset = FIELD(install), .help = "Put experts into their slots too."},
-    {.name = "repeat", .type = MS_OPTION_U32, .offset = FIELD(repeat), .arg = "N", .min = 1, .max = MAX_REPEAT,
+    {.name = "repeat",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(repeat),
+     .arg = "N",
+     .min = 1,
+     .max = MAX_REPEAT,
      .help = "Rounds, each from an empty cache; medians are printed (default: 3)."},
-    {.name = "probe", .type = MS_OPTION_BYTES, .offset = FIELD(probe_bytes), .arg = "BYTES", .min = 1, .max = 1ull << 40,
+    {.name = "probe",
+     .type = MS_OPTION_BYTES,
+     .offset = FIELD(probe_bytes),
+     .arg = "BYTES",
+     .min = 1,
+     .max = 1ull << 40,
      .help = "To read for one disk rate (default: 64M)."},
-    {.name = "threads", .type = MS_OPTION_U32, .offset = FIELD(threads), .arg = "N", .max = 256,
+    {.name = "threads",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(threads),
+     .arg = "N",
+     .max = 256,
      .help = "Threads that install (default: all processors)."},
-    {.name = "csv", .type = MS_OPTION_STRING, .offset = FIELD(csv), .arg = "FILE", .help = "Write the figures also there."},
+    {.name = "csv",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(csv),
+     .arg = "FILE",
+     .help = "Write the figures also there."},
     {.name = "no-direct", .type = MS_OPTION_FLAG, .offset = FIELD(no_direct), .help = "Read through the page cache."},
     {.name = "no-uring", .type = MS_OPTION_FLAG, .offset = FIELD(no_uring), .help = "Read with pread."},
 };
@@ -225,7 +279,8 @@ static ms_status prepare(replay *r, const char *model, ms_error *err) {
 
 static void report(replay *r, ms_text *out, ms_text *csv) {
     uint32_t n = r->flags->repeat;
-    double seconds = ms_probe_median(r->seconds, n), wait = ms_probe_median(r->wait, n), cpu = ms_probe_median(r->cpu, n);
+    double seconds = ms_probe_median(r->seconds, n), wait = ms_probe_median(r->wait, n),
+           cpu = ms_probe_median(r->cpu, n);
     double best = 0, at_depth = 0, tokens = r->trace.tokens;
     ms_probe_machine(out);
     ms_text_puts(out, "reader alone, GB/s:");
@@ -242,17 +297,21 @@ static void report(replay *r, ms_text *out, ms_text *csv) {
     double used = s->guessed_reads ? (double)s->guesses_used / (double)s->guessed_reads : 0;
     ms_text_printf(out, "\n%u tokens, %u layers, %u experts each; depth %u; %.1f %% hits\n", r->trace.tokens,
                    r->trace.layers, r->trace.top_k, r->depth, 100 * hits);
-    ms_text_printf(out, "%.2f tokens/s, %.0f reads/s, %.3f GB/s = %.1f %% of the best depth alone; %.0f %% of the time waiting\n",
-                   tokens / seconds, (double)s->expert_reads / seconds, rate / 1e9, 100 * rate / best, 100 * wait / seconds);
+    ms_text_printf(
+        out, "%.2f tokens/s, %.0f reads/s, %.3f GB/s = %.1f %% of the best depth alone; %.0f %% of the time waiting\n",
+        tokens / seconds, (double)s->expert_reads / seconds, rate / 1e9, 100 * rate / best, 100 * wait / seconds);
     ms_text_printf(out, "%.3f s; disk alone %.3f, work alone %.3f: %.1f %% of the larger; %.3f CPU seconds\n", seconds,
                    disk, busy, 100 * roof / seconds, cpu);
     if (s->guessed_reads)
         ms_text_printf(out, "%" PRIu64 " guessed reads, %.1f %% of them used\n", s->guessed_reads, 100 * used);
-    ms_text_puts(csv, "tokens,layers,top_k,depth,hit_rate,seconds,reads,read_bytes,bytes_per_second,best_bytes_per_second,"
-                      "depth_bytes_per_second,share,wait_seconds,busy_seconds,roof_ratio,cpu_seconds,guessed,used\n");
-    ms_text_printf(csv, "%u,%u,%u,%u,%.6g,%.6g,%" PRIu64 ",%" PRIu64 ",%.0f,%.0f,%.0f,%.4f,%.6g,%.6g,%.4f,%.6g,%" PRIu64
-                   ",%" PRIu64 "\n", r->trace.tokens, r->trace.layers, r->trace.top_k, r->depth, hits, seconds,
-                   s->expert_reads, s->expert_read_bytes, rate, best, at_depth, rate / best, wait, busy, roof / seconds, cpu,
+    ms_text_puts(csv,
+                 "tokens,layers,top_k,depth,hit_rate,seconds,reads,read_bytes,bytes_per_second,best_bytes_per_second,"
+                 "depth_bytes_per_second,share,wait_seconds,busy_seconds,roof_ratio,cpu_seconds,guessed,used\n");
+    ms_text_printf(csv,
+                   "%u,%u,%u,%u,%.6g,%.6g,%" PRIu64 ",%" PRIu64 ",%.0f,%.0f,%.0f,%.4f,%.6g,%.6g,%.4f,%.6g,%" PRIu64
+                   ",%" PRIu64 "\n",
+                   r->trace.tokens, r->trace.layers, r->trace.top_k, r->depth, hits, seconds, s->expert_reads,
+                   s->expert_read_bytes, rate, best, at_depth, rate / best, wait, busy, roof / seconds, cpu,
                    s->guessed_reads, s->guesses_used);
 }
 
@@ -264,7 +323,7 @@ static ms_status run(replay *r, const char *model, ms_error *err) {
     }
     ms_text out = {0}, csv = {0};
     report(r, &out, &csv);
-    ms_status st = out.failed ? ms_fail_memory(err, "report", out.len) : ms_probe_save_csv(r->flags->csv, &csv, err);
+    ms_status st = out.failed ? ms_fail_memory(err, "report", out.len) : ms_probe_save_file(r->flags->csv, &csv, err);
     if (st == MS_OK) (void)fwrite(out.data, 1, out.len, stdout);
     ms_text_free(&out);
     ms_text_free(&csv);
@@ -272,15 +331,17 @@ static ms_status run(replay *r, const char *model, ms_error *err) {
 }
 
 int ms_bench_replay(int argc, char **argv) {
-    replay_flags flags = {.experts = 32, .staging = 16, .repeat = 3, .probe_bytes = 64 << 20, .reuse = 0.29, .guess = -1};
+    replay_flags flags = {
+        .experts = 32, .staging = 16, .repeat = 3, .probe_bytes = 64 << 20, .reuse = 0.29, .guess = -1};
     const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &flags}};
-    const ms_option_set set = {.program = "moonshine bench replay",
-                               .synopsis = "[MODEL] [options]",
-                               .about = "Replays which experts tokens use, with the model's real reads and cache and without "
-                                        "its arithmetic.",
-                               .groups = groups,
-                               .group_count = 1,
-                               .max_args = 1};
+    const ms_option_set set = {
+        .program = "moonshine bench replay",
+        .synopsis = "[MODEL] [options]",
+        .about = "Replays which experts tokens use, with the model's real reads and cache and without "
+                 "its arithmetic.",
+        .groups = groups,
+        .group_count = 1,
+        .max_args = 1};
     ms_option_result result;
     int code = ms_command_parse(&set, argc, argv, &result);
     if (code >= 0) return code;

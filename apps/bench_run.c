@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/memory_cap.h"
 #include "bench.h"
+#include "bench_plot.h"
 #include "bench_probe.h"
 #include "command.h"
 
@@ -22,7 +23,7 @@ enum { MAX_REPEAT = 25, MAX_SLOTS = 16, PROBE_DEPTHS = 2 };
 static const unsigned probe_depths[PROBE_DEPTHS] = {8, 32};
 
 typedef struct run_flags {
-    const char *csv, *slots;
+    const char *csv, *plot, *slots;
     uint64_t cap_bytes, probe_bytes;
     uint32_t prompt, tokens, repeat;
 } run_flags;
@@ -60,6 +61,11 @@ static const ms_option options[] = {
      .offset = FIELD(csv),
      .arg = "FILE",
      .help = "Write the table also there."},
+    {.name = "plot",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(plot),
+     .arg = "FILE",
+     .help = "Draw rates over --slots there, as SVG."},
     {.name = "probe",
      .type = MS_OPTION_BYTES,
      .offset = FIELD(probe_bytes),
@@ -270,6 +276,24 @@ static void report_state(bench_run *r, setting *x, int state) {
                    f.disk_roof, f.memory_roof, f.roof / f.seconds, f.overlap, f.guessed, f.used);
 }
 
+/* Measured rates and, dashed, what the roofs of the run would allow. */
+static ms_status draw(bench_run *r, ms_error *err) {
+    ms_plot p = {.x_name = "slots a layer", .y_name = "tokens/s", .points = r->setting_count};
+    (void)snprintf(p.title, sizeof p.title, "%s, %u threads", r->program, r->settings[0].threads);
+    for (int state = COLD; state < STATES; state++)
+        for (int roof = 0; roof < 2; roof++) {
+            char name[MS_PLOT_NAME];
+            (void)snprintf(name, sizeof name, "%s%s", state_names[state], roof ? ", roof" : "");
+            ms_plot_series *s = ms_plot_add(&p, name, roof);
+            for (size_t i = 0; i < r->setting_count; i++) {
+                figures f = compute(r, &r->settings[i], state);
+                s->y[i] = roof ? 1 / f.roof : f.rate;
+                (void)snprintf(p.x[i], sizeof p.x[i], "%u", r->settings[i].slots);
+            }
+        }
+    return ms_plot_save(&p, r->flags->plot, err);
+}
+
 /* ------------------------------------------------------------------ one engine */
 
 static void log_line(void *arg, const char *line) { fprintf(stderr, "%s: %s\n", (const char *)arg, line); }
@@ -398,7 +422,8 @@ static ms_status run_all(bench_run *r, const char *model, ms_error *err) {
     ms_text_printf(&r->out,
                    "this run: disk %.3f GB/s (median %.3f) in experts of %" PRIu64 " bytes, memory %.2f GB/s\n",
                    r->disk_best / 1e9, r->disk_median / 1e9, r->files.model.experts.expert_bytes, r->memory_best / 1e9);
-    MS_TRY(ms_probe_save_csv(r->flags->csv, &r->csv, err));
+    MS_TRY(ms_probe_save_file(r->flags->csv, &r->csv, err));
+    MS_TRY(draw(r, err));
     if (r->out.failed) return ms_fail_memory(err, "report", r->out.len);
     (void)fwrite(r->out.data, 1, r->out.len, stdout);
     return MS_OK;

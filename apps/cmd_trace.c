@@ -22,15 +22,33 @@ typedef struct trace_flags {
 
 #define FIELD(f) offsetof(trace_flags, f)
 static const ms_option options[] = {
-    {.name = "ids", .type = MS_OPTION_STRING, .offset = FIELD(ids), .arg = "LIST",
+    {.name = "ids",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(ids),
+     .arg = "LIST",
      .help = "Token ids to begin with, separated by commas or spaces."},
-    {.name = "ids-file", .type = MS_OPTION_STRING, .offset = FIELD(ids_file), .arg = "FILE",
+    {.name = "ids-file",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(ids_file),
+     .arg = "FILE",
      .help = "The same from a file; '-' is standard input."},
-    {.name = "generate", .type = MS_OPTION_U32, .offset = FIELD(generate), .arg = "N",
+    {.name = "generate",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(generate),
+     .arg = "N",
      .help = "Tokens to generate after them (default: 0)."},
-    {.name = "temperature", .type = MS_OPTION_REAL, .offset = FIELD(temperature), .arg = "T", .low = 0, .high = 2,
+    {.name = "temperature",
+     .type = MS_OPTION_REAL,
+     .offset = FIELD(temperature),
+     .arg = "T",
+     .low = 0,
+     .high = 2,
      .help = "Of the generated tokens (default: 1, as greedy text of small models repeats itself)."},
-    {.name = "seed", .type = MS_OPTION_I64, .offset = FIELD(seed), .arg = "N", .help = "Of the generated tokens (default: 0)."},
+    {.name = "seed",
+     .type = MS_OPTION_I64,
+     .offset = FIELD(seed),
+     .arg = "N",
+     .help = "Of the generated tokens (default: 0)."},
     {.name = "out", .type = MS_OPTION_STRING, .offset = FIELD(out), .arg = "FILE", .help = "The trace (needed)."},
     {.name = "force", .type = MS_OPTION_FLAG, .offset = FIELD(replace), .help = "Let --out replace an existing file."},
 };
@@ -78,7 +96,8 @@ static void put_head(trace *t, const ms_engine *e) {
     t->top_k = info.top_k;
     ms_text_printf(&t->text,
                    "{\"format\":\"moonshine-routes\",\"version\":1,\"lane\":\"%s\",\"layout\":\"%016" PRIx64
-                   "\",\"experts\":%u,\"top_k\":%u,\"slots\":%u,\"half_life\":%d,\"expert_bytes\":%" PRIu64 ",\"layers\":[",
+                   "\",\"experts\":%u,\"top_k\":%u,\"slots\":%u,\"half_life\":%d,\"expert_bytes\":%" PRIu64
+                   ",\"layers\":[",
                    info.lane, info.layout_digest, x->expert_count, info.top_k, e->options.experts, MS_CACHE_HALF_LIFE,
                    x->expert_bytes);
     for (uint32_t i = 0; i < x->layer_count; i++) ms_text_printf(&t->text, "%s%u", i ? "," : "", x->layers[i]);
@@ -181,9 +200,10 @@ int ms_command_trace(int argc, char **argv) {
     };
     const ms_option_set set = {.program = "moonshine trace",
                                .synopsis = "[MODEL] --out FILE (--ids LIST | --ids-file FILE) [options]",
-                               .about = "Evaluates tokens one by one, from an empty expert cache, and writes the experts of "
-                                        "every layer and which of them were cached. The file tells what was said: it is "
-                                        "private (0600).",
+                               .about =
+                                   "Evaluates tokens one by one, from an empty expert cache, and writes the experts of "
+                                   "every layer and which of them were cached. The file tells what was said: it is "
+                                   "private (0600).",
                                .groups = groups,
                                .group_count = 2,
                                .max_args = 1};

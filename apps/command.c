@@ -28,7 +28,9 @@ const ms_option ms_model_option_table[] = {
     {.name = "depth", .type = MS_OPTION_U32, .offset = FIELD(depth), .arg = "N", .min = 1, .max = 1024,
      .help = "Expert reads in flight (default: as many as buffers)."},
     {.name = "range", .type = MS_OPTION_U32, .offset = FIELD(range), .arg = "N", .min = 1, .max = 1048576,
-     .help = "Most tokens of one layer-major pass (default: 512). Never changes a result."},
+     .word = "auto",
+     .help = "Most tokens of one layer-major pass (default: 512); auto: as many as fit into memory beside the "
+             "rest. Every expert is read once a pass at most. Never changes a result."},
     {.name = "precision", .type = MS_OPTION_CHOICE, .offset = FIELD(precision), .arg = "P", .choices = precisions,
      .help = "Arithmetic (default: fast)."},
     {.name = "static", .type = MS_OPTION_CHOICE, .offset = FIELD(static_format), .arg = "F", .choices = formats,
@@ -44,9 +46,11 @@ const ms_option ms_model_option_table[] = {
     {.name = "no-direct", .type = MS_OPTION_FLAG, .offset = FIELD(no_direct),
      .help = "Read experts through the page cache."},
     {.name = "no-uring", .type = MS_OPTION_FLAG, .offset = FIELD(no_uring), .help = "Read experts with pread."},
+    {.name = "expert-dirs", .type = MS_OPTION_STRING, .offset = FIELD(expert_dirs), .arg = "A,B",
+     .help = "Folders on other drives with copies of the model's files: experts are read from all of them."},
     {.name = "lookahead", .type = MS_OPTION_CHOICE, .offset = FIELD(lookahead), .arg = "L", .choices = switches,
-     .help = "Guess the experts of the next layer and read them early, while guesses are good (default: on). Never changes "
-             "a result."},
+     .help = "Guess the experts of the next layer and read them early, while guesses are good (default: on). "
+             "Never changes a result."},
 };
 const size_t ms_model_option_count = sizeof ms_model_option_table / sizeof ms_model_option_table[0];
 
@@ -70,6 +74,7 @@ ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *mod
     o.backend = f->backend;
     o.buffered_reads = f->no_direct;
     o.no_uring = f->no_uring;
+    o.expert_dirs = f->expert_dirs;
     o.no_lookahead = f->lookahead != 0;
     return o;
 }

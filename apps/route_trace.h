@@ -13,7 +13,8 @@ typedef struct ms_route_trace {
 } ms_route_trace;
 
 /* Every token needs the same number of layers (at most max_layers) and of ids, all below `experts`. */
-ms_status ms_route_trace_read(ms_route_trace *out, const char *path, uint32_t max_layers, uint32_t experts, ms_error *err);
+ms_status ms_route_trace_read(ms_route_trace *out, const char *path, uint32_t max_layers, uint32_t experts,
+                              ms_error *err);
 /* Every expert of a token is used again by the next with probability `reuse`; the rest is drawn evenly. */
 ms_status ms_route_trace_make(ms_route_trace *out, uint32_t tokens, uint32_t layers, uint32_t top_k, uint32_t experts,
                               double reuse, ms_error *err);

@@ -50,6 +50,7 @@ typedef enum ms_static_format { MS_STATIC_Q8, MS_STATIC_BF16 } ms_static_format;
 
 #define MS_DEFAULT_RESERVE UINT64_MAX
 #define MS_DEFAULT_EXPERTS UINT32_MAX
+#define MS_RANGE_AUTO UINT32_MAX
 
 /* Zero-initialise, set `model`, change what is wanted: ms_engine_options_default does both. */
 typedef struct ms_engine_options {
@@ -61,13 +62,14 @@ typedef struct ms_engine_options {
                                      device that has its own memory what fits there */
     uint32_t staging;             /* expert read buffers; 0: 16 */
     uint32_t read_depth;          /* expert reads in flight; 0: as many as staging buffers */
-    uint32_t range_rows;          /* most rows of one layer-major pass; 0: min(context, 512) */
+    uint32_t range_rows;          /* most rows of one layer-major pass; 0: min(context, 512); MS_RANGE_AUTO: what fits */
     uint32_t snapshots;           /* retained state copies that the plan counts */
     uint64_t kept_state_bytes;    /* host memory that the caller will use for states it keeps; counted, not allocated */
     unsigned threads;             /* 0: all processors */
     uint64_t reserve_bytes;       /* memory to leave free; MS_DEFAULT_RESERVE: min(4 GiB, 10 % of the limit) */
     bool buffered_reads;          /* no O_DIRECT */
     bool no_uring;                /* plain pread */
+    const char *expert_dirs;      /* folders, separated by commas, with copies of files with experts */
     bool no_lookahead;            /* never read what the next layer will probably want before it asks */
     const char *backend;          /* NULL: "cpu"; or "hip", "cuda" (must open), "auto" (a GPU if one opens, else the CPU) */
     const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2", "avx512" */

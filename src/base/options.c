@@ -166,6 +166,10 @@ static ms_status store(const ms_option_group *g, const ms_option *o, const char 
     }
     case MS_OPTION_U32:
         if (max > UINT32_MAX) max = UINT32_MAX;
+        if (o->word && strcmp(text, o->word) == 0) {
+            *(uint32_t *)(void *)field = UINT32_MAX;
+            return MS_OK;
+        }
         MS_TRY(ms_option_parse_u64(&value, name, text, o->min, max, err));
         *(uint32_t *)(void *)field = (uint32_t)value;
         return MS_OK;
@@ -347,7 +351,8 @@ static void describe(ms_text *t, const ms_option *o) {
     ms_text_puts(t, o->help);
     bool whole = o->type == MS_OPTION_U32 || o->type == MS_OPTION_U64 || o->type == MS_OPTION_BYTES;
     if (whole && o->max) {
-        ms_text_printf(t, " (%llu to %llu)", (unsigned long long)o->min, (unsigned long long)o->max);
+        ms_text_printf(t, " (%llu to %llu%s%s)", (unsigned long long)o->min, (unsigned long long)o->max,
+                       o->word ? ", or " : "", o->word ? o->word : "");
     } else if (whole && o->min) {
         ms_text_printf(t, " (at least %llu)", (unsigned long long)o->min);
     } else if (o->type == MS_OPTION_REAL) {

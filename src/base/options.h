@@ -52,6 +52,7 @@ typedef struct ms_option {
     bool low_open, high_open;   /* REAL: the bound itself is not permitted */
     int set;                    /* SET */
     const char *const *choices; /* CHOICE: NULL-terminated */
+    const char *word;           /* U32: a word that stands for UINT32_MAX, beside the numbers; may be NULL */
 } ms_option;
 
 typedef struct ms_option_group {

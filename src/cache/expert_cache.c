@@ -1,14 +1,14 @@
 /* expert_cache.c: slot tables, heat and two-phase admission (see expert_cache.h).
  *
- * One allocation holds everything: a table of slots (layer-major), the heat of every expert, the expert-to-slot map, and
- * the marks that find repeated ids.
+ * One allocation holds everything: a table of slots (layer-major), the heat of every expert, the expert-to-slot map,
+ * and the marks that find repeated ids.
  *
  * A slot is empty, valid or reserved.  Reserved: `incoming` is the expert to be installed, `expert` the old one
  * (MS_NO_SLOT: none), which stays in the map until the commit; the slot has exactly one lease, its plan's.
  *
- * Nothing is halved: what a use is worth grows instead, which keeps all ratios and costs nothing for experts that are not
- * named.  A layer whose numbers become large is scaled down, and what that rounds to 0 is as cold as can be.
- * Slots are searched one by one: a layer has tens or hundreds, and a miss costs a read of megabytes.
+ * Nothing is halved: what a use is worth grows instead, which keeps all ratios and costs nothing for experts that are
+ * not named.  A layer whose numbers become large is scaled down, and what that rounds to 0 is as cold as can be. Slots
+ * are searched one by one: a layer has tens or hundreds, and a miss costs a read of megabytes.
  *
  * Threads: one.  Errors: MS_ERR_USAGE for calls that disagree with the tables, which then do not change.
  */
@@ -28,7 +28,7 @@ typedef struct cache_slot {
     uint32_t leases;
 } cache_slot;
 
-#define CACHE_LARGE 0x1p400 /* far from overflow whatever one plan adds */
+#define CACHE_LARGE 0x1p400    /* far from overflow whatever one plan adds */
 enum { CACHE_HALVINGS = 300 }; /* most of one plan: enough to forget what was before it */
 
 struct ms_expert_cache {
@@ -57,13 +57,9 @@ size_t ms_cache_table_bytes(uint32_t layers, uint32_t experts, uint32_t slots) {
     return table_bytes(layers, experts, slots, &bytes) ? (size_t)bytes : SIZE_MAX;
 }
 
-static cache_slot *layer_slots(const ms_expert_cache *c, uint32_t layer) {
-    return c->slot + (size_t)layer * c->slots;
-}
+static cache_slot *layer_slots(const ms_expert_cache *c, uint32_t layer) { return c->slot + (size_t)layer * c->slots; }
 
-static uint32_t *layer_map(const ms_expert_cache *c, uint32_t layer) {
-    return c->slot_of + (size_t)layer * c->experts;
-}
+static uint32_t *layer_map(const ms_expert_cache *c, uint32_t layer) { return c->slot_of + (size_t)layer * c->experts; }
 
 static void reset(ms_expert_cache *c) {
     size_t experts = (size_t)c->layers * c->experts, slots = (size_t)c->layers * c->slots;

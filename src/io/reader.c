@@ -99,8 +99,25 @@ void ms_reader_destroy(ms_reader *r) {
     free(r->files);
     free(r->buffers);
     free(r->free_buffers);
+    free(r->drive_in_flight);
     free(r->queue);
     free(r);
+}
+
+/* The drive of a file that is not in the table yet. */
+static ms_status find_drive(ms_reader *r, reader_file *f, ms_error *err) {
+    for (unsigned i = 0; i < r->file_count; i++) {
+        if (r->files[i].device != f->device) continue;
+        f->drive = r->files[i].drive;
+        return MS_OK;
+    }
+    size_t bytes = ((size_t)r->drive_count + 1) * sizeof *r->drive_in_flight;
+    unsigned *counts = realloc(r->drive_in_flight, bytes);
+    if (!counts) return ms_fail_memory(err, "reader drives", bytes);
+    r->drive_in_flight = counts;
+    counts[r->drive_count] = 0;
+    f->drive = r->drive_count++;
+    return MS_OK;
 }
 
 ms_status ms_reader_add_file(ms_reader *r, const char *path, unsigned *file, ms_error *err) {
@@ -109,6 +126,7 @@ ms_status ms_reader_add_file(ms_reader *r, const char *path, unsigned *file, ms_
     if (!files) return ms_fail_memory(err, "reader files", bytes);
     r->files = files;
     ms_status status = ms_reader_file_open(r, path, &files[r->file_count], err);
+    if (status == MS_OK) status = find_drive(r, &files[r->file_count], err);
     if (status != MS_OK) {
         ms_reader_file_close(&files[r->file_count]);
         return status;
@@ -116,6 +134,8 @@ ms_status ms_reader_add_file(ms_reader *r, const char *path, unsigned *file, ms_
     *file = r->file_count++;
     return MS_OK;
 }
+
+const char *ms_reader_file_path(const ms_reader *r, unsigned file) { return r->files[file].path; }
 
 /* ------------------------------------------------------------------ queue */
 
@@ -259,20 +279,47 @@ static transfer_end read_in_place(ms_reader *r, unsigned buffer, ms_error *err) 
     }
 }
 
+static ms_read_request *queued(const ms_reader *r, size_t i) { return &r->queue[(r->queue_head + i) % r->queue_cap]; }
+
+/* Takes entry i out; those in front of it move back by one, as there are few as a rule. */
+static void remove_queued(ms_reader *r, size_t i) {
+    for (; i > 0; i--) *queued(r, i) = *queued(r, i - 1);
+    r->queue_head = (r->queue_head + 1) % r->queue_cap;
+    r->queue_count--;
+}
+
+/* The first request whose drive has room; queue_count: none. */
+static size_t startable(const ms_reader *r) {
+    size_t i = 0;
+    while (i < r->queue_count && r->drive_in_flight[r->files[queued(r, i)->file].drive] >= r->options.depth) {
+        if (r->drive_count == 1) return r->queue_count;
+        i++;
+    }
+    return i;
+}
+
+static bool start_transfer(ms_reader *r, unsigned buffer) {
+    if (!ms_reader_ring_start(r, buffer)) return false;
+    r->in_flight++;
+    r->drive_in_flight[r->files[r->buffers[buffer].request.file].drive]++;
+    return true;
+}
+
 /* Starts queued requests while ring, buffers and depth allow. */
 static void pump(ms_reader *r) {
-    while (r->ring_usable && r->queue_count > 0 && r->free_count > 0 && r->in_flight < r->options.depth) {
-        unsigned buffer, inject = r->files[r->queue[r->queue_head].file].inject_count;
+    while (r->ring_usable && r->queue_count > 0 && r->free_count > 0 && r->in_flight < r->ring_size) {
+        size_t at = startable(r);
+        if (at == r->queue_count) return;
+        const ms_read_request *q = queued(r, at);
+        unsigned buffer, inject = r->files[q->file].inject_count;
         take_free_buffer(r, &buffer);
-        begin_request(r, buffer, &r->queue[r->queue_head]);
-        if (!ms_reader_ring_start(r, buffer)) { /* stays first in the queue; pread will do it */
-            r->files[r->queue[r->queue_head].file].inject_count = inject;
+        begin_request(r, buffer, q);
+        if (!start_transfer(r, buffer)) { /* stays in the queue; pread will do it */
+            r->files[q->file].inject_count = inject;
             give_free_buffer(r, buffer);
             return;
         }
-        r->in_flight++;
-        r->queue_head = (r->queue_head + 1) % r->queue_cap;
-        r->queue_count--;
+        remove_queued(r, at);
     }
 }
 
@@ -280,8 +327,8 @@ ms_status ms_reader_submit(ms_reader *r, const ms_read_request *requests, size_t
     for (size_t i = 0; i < count; i++) MS_TRY(check_request(r, &requests[i], err));
     MS_TRY(grow_queue(r, count, err));
     for (size_t i = 0; i < count; i++) {
-        r->queue[(r->queue_head + r->queue_count) % r->queue_cap] = requests[i];
         r->queue_count++;
+        *queued(r, r->queue_count - 1) = requests[i];
     }
     pump(r);
     return MS_OK;
@@ -316,10 +363,7 @@ static bool next_from_ring(ms_reader *r, bool wait, ms_read_done *done) {
         if (end == TRANSFER_AGAIN) {
             r->stats.resubmits++;
             take_injection(r, &r->buffers[buffer]);
-            if (ms_reader_ring_start(r, buffer)) {
-                r->in_flight++;
-                continue;
-            }
+            if (start_transfer(r, buffer)) continue;
             end = read_in_place(r, buffer, &done->error);
         }
         report(r, buffer, end, done);
@@ -332,9 +376,8 @@ static bool next_from_ring(ms_reader *r, bool wait, ms_read_done *done) {
 static void next_in_place(ms_reader *r, ms_read_done *done) {
     unsigned buffer;
     take_free_buffer(r, &buffer);
-    begin_request(r, buffer, &r->queue[r->queue_head]);
-    r->queue_head = (r->queue_head + 1) % r->queue_cap;
-    r->queue_count--;
+    begin_request(r, buffer, queued(r, 0));
+    remove_queued(r, 0);
     report(r, buffer, read_in_place(r, buffer, &done->error), done);
 }
 
@@ -390,10 +433,8 @@ void ms_reader_cancel_all(ms_reader *r) {
 
 bool ms_reader_withdraw(ms_reader *r, uint64_t tag) {
     for (size_t i = 0; i < r->queue_count; i++) {
-        if (r->queue[(r->queue_head + i) % r->queue_cap].tag != tag) continue;
-        for (; i + 1 < r->queue_count; i++)
-            r->queue[(r->queue_head + i) % r->queue_cap] = r->queue[(r->queue_head + i + 1) % r->queue_cap];
-        r->queue_count--;
+        if (queued(r, i)->tag != tag) continue;
+        remove_queued(r, i);
         return true;
     }
     return false;

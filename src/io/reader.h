@@ -9,7 +9,8 @@
  * Threads: one at a time; the kernel does the overlapping.  A thread that ends cancels the reads it started (they
  *   complete with MS_ERR_CANCELLED).
  * Invariants: a buffer is free, reading, or held by the caller between ms_reader_next and ms_reader_release;
- *   at most `depth` reads are in flight; requests start in submit order.
+ *   at most `depth` reads are in flight on a drive (files of one device); those of a drive start in submit order, and
+ *   one drive that has enough to do does not keep the others waiting.
  * Errors: a failed or short read is reported in that request's completion and touches no other request.
  */
 #ifndef MS_IO_READER_H
@@ -22,7 +23,7 @@ enum { MS_READER_ALIGN = 4096 };
 typedef struct ms_reader ms_reader;
 
 typedef struct ms_reader_options {
-    unsigned depth;       /* reads in flight, 1..1024 */
+    unsigned depth;       /* reads in flight on one drive, 1..1024 */
     void *staging;        /* MS_READER_ALIGN-aligned memory of buffer_count * buffer_bytes */
     unsigned buffer_count;
     size_t buffer_bytes;  /* multiple of MS_READER_ALIGN; use ms_reader_buffer_bytes */
@@ -41,6 +42,8 @@ void ms_reader_destroy(ms_reader *r);
 
 /* Opens a file for reading; *file is its index.  The size is remembered for bound checks. */
 ms_status ms_reader_add_file(ms_reader *r, const char *path, unsigned *file, ms_error *err);
+
+const char *ms_reader_file_path(const ms_reader *r, unsigned file);
 
 typedef struct ms_read_request {
     unsigned file;

@@ -50,6 +50,7 @@ ms_status ms_reader_file_open(ms_reader *r, const char *path, reader_file *out, 
         return ms_fail_errno(err, MS_ERR_IO, errno, "%s: set its flags", path);
     }
     out->size = (uint64_t)st.st_size;
+    out->device = (uint64_t)st.st_dev;
     out->path = strdup(path);
     if (!out->path) return ms_fail_memory(err, path, strlen(path) + 1);
     if (r->options.buffered) {

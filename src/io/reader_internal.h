@@ -17,6 +17,8 @@ typedef struct reader_file {
     char *path;
     int fd;
     uint64_t size;
+    uint64_t device; /* st_dev */
+    unsigned drive;  /* files of one device share a drive */
     bool direct;
     unsigned inject_count;
     int inject_errno;
@@ -45,6 +47,8 @@ struct ms_reader {
     reader_buffer *buffers;
     unsigned *free_buffers; /* stack */
     unsigned free_count, in_flight;
+    unsigned *drive_in_flight; /* [drive_count] */
+    unsigned drive_count;
     ms_read_request *queue; /* ring buffer */
     size_t queue_head, queue_count, queue_cap;
     unsigned warned; /* reader_warning bits */
@@ -54,6 +58,7 @@ struct ms_reader {
     bool ring_open;   /* ring must be closed at the end */
     bool ring_usable; /* new transfers go to the ring */
     bool ring_fixed;  /* buffers are registered */
+    unsigned ring_size; /* most transfers that it takes at a time */
     unsigned cancels; /* cancel requests whose completions are to come */
 };
 

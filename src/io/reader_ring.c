@@ -16,7 +16,7 @@
 
 #include "io/reader_internal.h"
 
-enum { RING_SUBMIT_TRIES = 1000 }; /* at 1 ms each */
+enum { READER_RING_MAX = 1024, RING_SUBMIT_TRIES = 1000 }; /* at 1 ms each */
 
 static const uint64_t ring_cancel_mark = UINT64_MAX;
 
@@ -56,7 +56,9 @@ static void register_buffers(ms_reader *r) {
 }
 
 void ms_reader_ring_open(ms_reader *r) {
-    int rc = io_uring_queue_init(r->options.depth, &r->ring, 0);
+    /* Never more transfers than buffers; the depth limits each drive, and how many there will be is not known yet. */
+    r->ring_size = r->options.buffer_count < READER_RING_MAX ? r->options.buffer_count : READER_RING_MAX;
+    int rc = io_uring_queue_init(r->ring_size, &r->ring, 0);
     if (rc != 0) {
         ms_reader_warn(r, READER_WARN_RING, "io_uring is not available (%s); reads are done one at a time",
                        strerror(-rc));
@@ -137,6 +139,7 @@ bool ms_reader_ring_next(ms_reader *r, bool wait, unsigned *buffer, int *result)
         *buffer = (unsigned)mark;
         *result = res;
         r->in_flight--;
+        r->drive_in_flight[r->files[r->buffers[mark].request.file].drive]--;
         return true;
     }
     return false;

@@ -1,9 +1,16 @@
 #include "nn/expert_service.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "io/file.h"
 
 enum {
     AHEAD_MAX = 32,    /* guessed reads under way */
@@ -33,18 +40,22 @@ typedef struct installing {
     unsigned buffer; /* held until the install has ended */
 } installing;
 
+/* Reader files of a shard and its copies, numbered one after the other; copies == 0: it holds no experts. */
+typedef struct shard_files {
+    unsigned first, copies;
+} shard_files;
+
 struct ms_expert_service {
     ms_backend *backend;
     const ms_expert_table *table;
-    const ms_checkpoint *checkpoint; /* for messages */
     ms_expert_service_options options;
     uint64_t expert_bytes;
     uint32_t scratch_count;
 
     ms_expert_cache *cache;
     ms_reader *reader;
-    unsigned *file_of_shard; /* reader file of each checkpoint shard; UINT_MAX: holds no experts */
-    uint8_t **slot_chunks;   /* [layers][layer_chunks]: device, chunk_slots experts each, the last of a layer fewer */
+    shard_files *shards;   /* [checkpoint shards] */
+    uint8_t **slot_chunks; /* [layers][layer_chunks]: device, chunk_slots experts each, the last of a layer fewer */
     uint32_t chunk_slots, layer_chunks;
     uint8_t *scratch; /* device, scratch_count experts */
     uint8_t *staging;
@@ -95,17 +106,72 @@ uint64_t ms_expert_table_bytes_total(const ms_expert_table *t, const ms_expert_s
     return request + extents + ms_cache_table_bytes(t->layer_count, t->expert_count, o->slots);
 }
 
+/* A file of the same name in another folder is a copy when size and header are the shard's.  None there is no error. */
+static ms_status is_copy(const char *path, const char *shard, bool *out, ms_error *err) {
+    enum { PIECE = 1 << 16 };
+    struct stat a, b;
+    *out = false;
+    if (stat(path, &a) != 0) return errno == ENOENT ? MS_OK : ms_fail_errno(err, MS_ERR_IO, errno, "%s", path);
+    if (stat(shard, &b) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s", shard);
+    if (a.st_size != b.st_size)
+        return ms_fail(err, MS_ERR_FORMAT, "%s: expected a copy of %s of %lld bytes, found %lld", path, shard,
+                       (long long)b.st_size, (long long)a.st_size);
+    uint8_t x[PIECE], y[PIECE];
+    int fx = open(path, O_RDONLY | O_CLOEXEC), fy = open(shard, O_RDONLY | O_CLOEXEC);
+    ms_status st = fx < 0 || fy < 0 ? ms_fail_errno(err, MS_ERR_IO, errno, "%s: open", fx < 0 ? path : shard) : MS_OK;
+    uint64_t end = 8, size = (uint64_t)a.st_size;
+    for (uint64_t at = 0; st == MS_OK && at < end;) {
+        size_t n = end - at < PIECE ? (size_t)(end - at) : PIECE;
+        st = ms_file_pread_exact(fx, path, x, n, at, err);
+        if (st == MS_OK) st = ms_file_pread_exact(fy, shard, y, n, at, err);
+        if (st != MS_OK) break;
+        if (memcmp(x, y, n) != 0) st = ms_fail(err, MS_ERR_FORMAT, "%s: its header is not that of %s", path, shard);
+        if (at == 0 && ms_le64(y) <= size - 8) end = 8 + ms_le64(y); /* the length of the header comes first */
+        at += n;
+    }
+    if (fx >= 0) (void)close(fx);
+    if (fy >= 0) (void)close(fy);
+    *out = st == MS_OK;
+    return st;
+}
+
+static ms_status add_copies(ms_expert_service *s, const char *shard, shard_files *files, ms_error *err) {
+    const char *name = strrchr(shard, '/') ? strrchr(shard, '/') + 1 : shard;
+    for (const char *dir = s->options.dirs; dir && *dir;) {
+        size_t len = strcspn(dir, ",");
+        char path[4096];
+        unsigned number;
+        bool copy = false;
+        int n = snprintf(path, sizeof path, "%.*s/%s", (int)len, dir, name);
+        if (n < 0 || (size_t)n >= sizeof path) return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: a path is too long");
+        if (len) MS_TRY(is_copy(path, shard, &copy, err));
+        if (copy) {
+            MS_TRY(ms_reader_add_file(s->reader, path, &number, err));
+            files->copies++;
+        }
+        dir += len + (dir[len] == ',');
+    }
+    return MS_OK;
+}
+
 static ms_status add_expert_files(ms_expert_service *s, const ms_checkpoint *c, ms_error *err) {
-    size_t shards = ms_checkpoint_shard_count(c);
-    s->file_of_shard = malloc((shards ? shards : 1) * sizeof *s->file_of_shard);
-    if (!s->file_of_shard) return ms_fail_memory(err, "shard table", shards * sizeof *s->file_of_shard);
-    for (size_t i = 0; i < shards; i++) s->file_of_shard[i] = UINT32_MAX;
+    size_t shards = ms_checkpoint_shard_count(c), copies = 0, used = 0;
+    s->shards = calloc(shards ? shards : 1, sizeof *s->shards);
+    if (!s->shards) return ms_fail_memory(err, "shard table", shards * sizeof *s->shards);
     uint64_t n = (uint64_t)s->table->layer_count * s->table->expert_count;
     for (uint64_t i = 0; i < n; i++) {
         uint16_t shard = s->table->extents[i].shard;
-        if (s->file_of_shard[shard] != UINT32_MAX) continue;
-        MS_TRY(ms_reader_add_file(s->reader, ms_checkpoint_shard_path(c, shard), &s->file_of_shard[shard], err));
+        shard_files *files = &s->shards[shard];
+        if (files->copies) continue;
+        MS_TRY(ms_reader_add_file(s->reader, ms_checkpoint_shard_path(c, shard), &files->first, err));
+        files->copies = 1;
+        MS_TRY(add_copies(s, ms_checkpoint_shard_path(c, shard), files, err));
+        copies += files->copies - 1;
+        used++;
     }
+    if (s->options.dirs && *s->options.dirs && used && !copies)
+        return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: no folder of %s has a copy of a file with experts",
+                       s->options.dirs);
     return MS_OK;
 }
 
@@ -148,7 +214,6 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
     if (!s) return ms_fail_memory(err, "expert service", sizeof *s);
     s->backend = be;
     s->table = table;
-    s->checkpoint = c;
     s->options = *options;
     s->expert_bytes = table->expert_bytes;
     s->scratch_count = scratch_slots(table, options);
@@ -191,7 +256,7 @@ void ms_expert_service_destroy(ms_expert_service *s) {
     if (s->scratch) be->release(be, MS_MEM_DEVICE, s->scratch, (size_t)(s->scratch_count * s->expert_bytes));
     if (s->staging) be->release(be, MS_MEM_STAGING, s->staging, s->options.staging * s->buffer_bytes);
     free(s->slot_chunks);
-    free(s->file_of_shard);
+    free(s->shards);
     free(s->wants);
     free(s->committed);
     free(s->reads);
@@ -208,8 +273,9 @@ static int by_place(const void *a, const void *b) {
 
 static ms_read_request read_of(const ms_expert_service *s, uint32_t layer, uint32_t expert, uint64_t tag) {
     const ms_expert_extent *x = &s->table->extents[(size_t)layer * s->table->expert_count + expert];
+    const shard_files *f = &s->shards[x->shard];
     return (ms_read_request){
-        .file = s->file_of_shard[x->shard], .offset = x->offset, .length = s->expert_bytes, .tag = tag};
+        .file = f->first + expert % f->copies, .offset = x->offset, .length = s->expert_bytes, .tag = tag};
 }
 
 /* ------------------------------------------------------------------ lookahead */
@@ -229,8 +295,8 @@ static void cancel_reads(ms_expert_service *s) {
     s->guess_count = 0;
 }
 
-/* A drive that is waited for all the time has nothing to give for wrong reads, and right ones win little; one that idles
- * while layers compute has. */
+/* A drive that is waited for all the time has nothing to give for wrong reads, and right ones win little; one that
+ * idles while layers compute has. */
 static double needed_share(ms_expert_service *s) {
     ms_reader_stats r;
     ms_reader_get_stats(s->reader, &r);
@@ -382,8 +448,7 @@ static ms_status finish(ms_expert_service *s, uint32_t index, ms_status st, ms_e
         s->committed[index] = true;
         return MS_OK;
     }
-    const ms_expert_extent *x = &s->table->extents[(size_t)s->layer * s->table->expert_count + w->expert];
-    ms_error_context(err, "%s", ms_checkpoint_shard_path(s->checkpoint, x->shard));
+    ms_error_context(err, "%s", ms_reader_file_path(s->reader, read_of(s, s->layer, w->expert, 0).file));
     fail_context(s, w->expert, err);
     if (fill) {
         (void)ms_cache_abort(s->cache, s->layer, w, true, NULL);

@@ -86,6 +86,7 @@ static ms_status load(ms_engine *e, ms_error *err) {
                                     .buffered = o->buffered_reads,
                                     .no_uring = o->no_uring,
                                     .lookahead = !o->no_lookahead,
+                                    .dirs = o->expert_dirs,
                                     .warn = say,
                                     .warn_arg = e};
     return ms_expert_service_create(&e->experts, e->backend, e->model.checkpoint, &e->model.experts, &eo, err);

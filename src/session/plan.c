@@ -18,7 +18,14 @@ enum { TEXT_BYTES_PER_ID = 72 };
 enum { THREAD_BYTES = 32 << 10 };
 #define DEVICE_RESERVE (1ull << 30)
 enum { DEVICE_GRAIN = 64 }; /* allocations are rounded up: one part in so many of its memory (1.15 % seen) */
-enum { DEFAULT_SLOTS = 32, DEFAULT_STAGING = 16, DEFAULT_RANGE = 512, DEFAULT_CONTEXT = 8192, MAX_RANGE = 1 << 20 };
+enum {
+    DEFAULT_SLOTS = 32,
+    DEFAULT_STAGING = 16,
+    DEFAULT_RANGE = 512,
+    AUTO_RANGE = 16384,
+    DEFAULT_CONTEXT = 8192,
+    MAX_RANGE = 1 << 20
+};
 #define LOGIT_BATCH_BYTES (4ull << 20)
 enum { DIRECTORY_NAME_BYTES = 96 }; /* longer than the average tensor name of any lane */
 
@@ -43,6 +50,10 @@ static ms_status resolve(const ms_model *m, const ms_engine_options *in, ms_engi
     if (o->staging > 1024) return ms_fail(err, MS_ERR_USAGE, "staging %u: expected 1 to 1024", o->staging);
     if (o->read_depth == 0 || o->read_depth > o->staging) o->read_depth = o->staging;
     if (o->range_rows == 0) o->range_rows = DEFAULT_RANGE;
+    if (o->range_rows == MS_RANGE_AUTO) {
+        o->range_rows = (uint32_t)min_u64(AUTO_RANGE, o->context);
+        return MS_OK;
+    }
     if (o->range_rows > MAX_RANGE)
         return ms_fail(err, MS_ERR_USAGE, "range %u: expected 1 to %d", o->range_rows, MAX_RANGE);
     o->range_rows = (uint32_t)min_u64(o->range_rows, o->context);
@@ -209,22 +220,67 @@ static uint32_t slots_that_fit(const ms_plan *p, const ms_model *m) {
     return (uint32_t)min_u64(fit, m->info.experts);
 }
 
-static ms_status judge(ms_plan *p, const ms_engine_options *o, ms_error *err) {
-    ms_memory_limit limit;
-    MS_TRY(ms_memory_limit_read(&limit, NULL, err));
-    p->available_bytes = limit.limit_bytes;
+static void judge(ms_plan *p, const ms_engine_options *o, const ms_memory_limit *limit) {
+    p->available_bytes = limit->limit_bytes;
     p->reserve_bytes =
         o->reserve_bytes != MS_DEFAULT_RESERVE ? o->reserve_bytes : min_u64(4ull << 30, p->available_bytes / 10);
     p->fits = sum_or_max(p->total_bytes, p->reserve_bytes) <= p->available_bytes &&
               sum_or_max(p->device_total_bytes, p->device_reserve_bytes) <= p->device_available_bytes;
+}
+
+static ms_status make_plan(ms_plan **out, const ms_model *m, const ms_engine_options *o, ms_backend *be,
+                           const ms_memory_limit *limit, ms_error *err) {
+    ms_plan *p = calloc(1, sizeof *p);
+    if (!p) return ms_fail_memory(err, "plan", sizeof *p);
+    ms_status st = fill(p, m, o, be, err);
+    if (st != MS_OK) {
+        ms_plan_destroy(p);
+        return st;
+    }
+    judge(p, o, limit);
+    *out = p;
     return MS_OK;
+}
+
+/* A device with memory of its own gets as many slots as fit beside everything else, with passes of the usual length. */
+static ms_status fill_device(const ms_model *m, ms_engine_options *o, bool any_range, ms_backend *be,
+                             const ms_memory_limit *limit, ms_error *err) {
+    uint64_t device_bytes, device_free;
+    be->device_memory(be, &device_bytes, &device_free);
+    if (!device_bytes) return MS_OK;
+    uint32_t rows = o->range_rows;
+    if (any_range) o->range_rows = (uint32_t)min_u64(DEFAULT_RANGE, rows);
+    o->experts = 0;
+    ms_plan *p;
+    MS_TRY(make_plan(&p, m, o, be, limit, err));
+    o->experts = slots_that_fit(p, m);
+    o->range_rows = rows;
+    ms_plan_destroy(p);
+    return MS_OK;
+}
+
+/* The plan with the longest passes that fit, for every expert is read once a pass.  What does not fit with the usual
+ * passes, or fewer rows, stays refused. */
+static ms_status longest_passes(ms_plan **out, const ms_model *m, ms_engine_options *o, ms_backend *be,
+                                const ms_memory_limit *limit, ms_error *err) {
+    uint32_t least = (uint32_t)min_u64(DEFAULT_RANGE, o->context), most = o->range_rows;
+    while (least < most) {
+        o->range_rows = most - (most - least) / 2;
+        MS_TRY(make_plan(out, m, o, be, limit, err));
+        bool fits = (*out)->fits;
+        ms_plan_destroy(*out);
+        if (fits)
+            least = o->range_rows;
+        else
+            most = o->range_rows - 1;
+    }
+    o->range_rows = least;
+    return make_plan(out, m, o, be, limit, err);
 }
 
 ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_options *options,
                             ms_engine_options *resolved, ms_backend **backend, ms_error *err) {
     MS_TRY(resolve(m, options, resolved, err));
-    ms_plan *p = calloc(1, sizeof *p);
-    if (!p) return ms_fail_memory(err, "plan", sizeof *p);
     ms_backend *be = NULL;
     ms_backend_options bo = {.name = resolved->backend,
                              .precision = resolved->precision,
@@ -232,24 +288,18 @@ ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_op
                              .kernels = resolved->kernels,
                              .log = resolved->log,
                              .log_arg = resolved->log_arg};
-    ms_status st = ms_backend_open(&be, &bo, err);
-    uint64_t device_bytes = 0, device_free;
-    if (st == MS_OK) be->device_memory(be, &device_bytes, &device_free);
-    bool choose = device_bytes && options->experts == MS_DEFAULT_EXPERTS;
-    if (choose) resolved->experts = 0;
-    if (st == MS_OK) st = fill(p, m, resolved, be, err);
-    if (st == MS_OK && choose) {
-        resolved->experts = slots_that_fit(p, m);
-        free(p->items);
-        *p = (ms_plan){0};
-        st = fill(p, m, resolved, be, err);
-    }
-    if (st == MS_OK) st = judge(p, resolved, err);
-    if (be && (st != MS_OK || !backend)) be->destroy(be);
-    if (st != MS_OK) {
-        ms_plan_destroy(p);
-        return st;
-    }
+    MS_TRY(ms_backend_open(&be, &bo, err));
+    ms_memory_limit limit;
+    ms_plan *p = NULL;
+    bool any_range = options->range_rows == MS_RANGE_AUTO;
+    ms_status st = ms_memory_limit_read(&limit, NULL, err);
+    if (st == MS_OK && options->experts == MS_DEFAULT_EXPERTS)
+        st = fill_device(m, resolved, any_range, be, &limit, err);
+    if (st == MS_OK)
+        st = any_range ? longest_passes(&p, m, resolved, be, &limit, err)
+                       : make_plan(&p, m, resolved, be, &limit, err);
+    if (st != MS_OK || !backend) be->destroy(be);
+    if (st != MS_OK) return st;
     if (backend) *backend = be;
     *out = p;
     return MS_OK;

@@ -58,6 +58,32 @@ static void read_table(table *t, const char *path) {
     assert_true(t->rows > 0);
 }
 
+static size_t count_of(const char *text, const char *part) {
+    size_t n = 0;
+    for (; (text = strstr(text, part)); text++) n++;
+    return n;
+}
+
+/* Every tag is closed, every point is in the picture. */
+static void check_plot(const char *path, size_t points, size_t least_series) {
+    char *text = NULL;
+    size_t len;
+    assert_int_equal(ms_file_read_all(path, MAX_BYTES, &text, &len, NULL), MS_OK);
+    assert_int_equal(strncmp(text, "<svg ", 5), 0);
+    assert_string_equal(text + len - 7, "</svg>\n");
+    assert_int_equal(count_of(text, "<text"), count_of(text, "</text>"));
+    assert_null(strstr(text, "nan"));
+    assert_null(strstr(text, "inf"));
+    size_t circles = 0;
+    for (const char *at = text; (at = strstr(at, "<circle cx=\"")); at++, circles++) {
+        double x = strtod(at + 12, NULL), y = strtod(strstr(at, "cy=\"") + 4, NULL);
+        assert_true(x >= 0 && x <= 800 && y >= 0 && y <= 420);
+    }
+    assert_int_equal(circles % points, 0);
+    assert_true(circles >= points * least_series);
+    free(text);
+}
+
 static const char *cell(const table *t, size_t row, const char *column) {
     for (size_t i = 0; i < t->columns; i++)
         if (!strcmp(t->head[i], column)) return t->cell[row][i];
@@ -98,9 +124,10 @@ static void test_disk_of_model(void **state) {
     char dir[64];
     table t;
     cli_make_folder(dir);
-    const char *csv = cli_path(dir, "disk.csv");
+    const char *csv = cli_path(dir, "disk.csv"), *plot = cli_path(dir, "disk.svg");
     run(0, "service, all experts of a layer (32)", "",
-        ARGS("disk", CLI_MODEL, "--bytes", "64K", "--repeat", "2", "--threads", "2", "--csv", csv));
+        ARGS("disk", CLI_MODEL, "--bytes", "64K", "--repeat", "2", "--threads", "2", "--csv", csv, "--plot", plot));
+    check_plot(plot, 7, 4); /* depths; at least so many block sizes */
     read_table(&t, csv);
     size_t reader = 0, experts = 0, pread = 0, service = 0, install = 0;
     for (size_t i = 0; i < t.rows; i++) {
@@ -178,10 +205,12 @@ static void test_decode(void **state) {
     char dir[64];
     table t;
     cli_make_folder(dir);
-    const char *csv = cli_path(dir, "decode.csv");
+    const char *csv = cli_path(dir, "decode.csv"), *plot = cli_path(dir, "decode.svg");
     run(0, "overlap", "",
-        ARGS("decode", CLI_MODEL, "--slots", "0,4,all", "--prompt", "4", "--tokens", "3", "--repeat", "2", "--csv", csv,
+        ARGS("decode", CLI_MODEL, "--slots", "0,4,all", "--prompt", "4", "--tokens", "3", "--repeat", "2", "--csv", csv, "--plot", plot,
+             "--lookahead", "off", /* wrong guesses are read too */
              QUICK));
+    check_plot(plot, 3, 4); /* --slots; cold and warm, measured and roof */
     read_table(&t, csv);
     assert_int_equal(t.rows, 6);
     static const unsigned slots[] = {0, 4, EXPERTS};

@@ -56,8 +56,7 @@ static const scenario scenarios[] = {
     {"abort keeps the old expert", "p123 ca0 ca1 ca2 ra0 ra1 ra2 p4 o xb0 o p4", "f0f1f2 f0 [123] [123] f0"},
     {"a damaged slot is empty", "p123 ca0 ca1 ca2 ra0 ra1 ra2 p4 db0 o p1", "f0f1f2 f0 [23] f0"},
     {"abort of an empty slot", "p1 xa0 o p2 cb0 o", "f0 [] f0 [2]"},
-    {"an empty slot goes before an aborted one", "p123 ca0 ca1 ca2 ra0 ra1 ra2 p45 db1 xb0 p6 p7",
-     "f0f1f2 f0f1 f1 f0"},
+    {"an empty slot goes before an aborted one", "p123 ca0 ca1 ca2 ra0 ra1 ra2 p45 db1 xb0 p6 p7", "f0f1f2 f0f1 f1 f0"},
     {"an expert on its way streams", "p1 p1 ca0 p1", "f0 s- h0"},
     {"so does the old one of a reserved slot", "p123 ca0 ca1 ca2 ra0 ra1 ra2 p4 p1 xb0 p1", "f0f1f2 f0 s- h0"},
     {"the old one is gone after the commit", "p123 ca0 ca1 ca2 ra0 ra1 ra2 p4 cb0 p1", "f0f1f2 f0 f1"},
@@ -135,10 +134,14 @@ static ms_status play_step(player *p, const char *step, size_t n) {
     }
     const ms_want *w = &p->wants[step[1] - 'a'][step[2] - '0'];
     switch (step[0]) {
-    case 'c': return ms_cache_commit(p->c, 0, w, NULL);
-    case 'r': return ms_cache_release(p->c, 0, w, NULL);
-    case 'x': return ms_cache_abort(p->c, 0, w, false, NULL);
-    default: return ms_cache_abort(p->c, 0, w, true, NULL);
+    case 'c':
+        return ms_cache_commit(p->c, 0, w, NULL);
+    case 'r':
+        return ms_cache_release(p->c, 0, w, NULL);
+    case 'x':
+        return ms_cache_abort(p->c, 0, w, false, NULL);
+    default:
+        return ms_cache_abort(p->c, 0, w, true, NULL);
     }
 }
 
@@ -240,8 +243,8 @@ static void huge_ranges(void **state) {
 
 /* ------------------------------------------------------------------ the naive model
  *
- * Heat by its definition: everything is halved as time goes.  Rounding differs from the cache's, so a victim is right when
- * none was colder by more than that. */
+ * Heat by its definition: everything is halved as time goes.  Rounding differs from the cache's, so a victim is right
+ * when none was colder by more than that. */
 
 enum { LAYERS = 3, EXPERTS = 12, MAX_SLOTS = 12, MAX_OPEN = 40 };
 
@@ -436,8 +439,10 @@ static void random_comparison(void **state) {
         rng_state = 12345 + slots;
         model_reset(&m);
         for (int op = 0; op < 25000; op++) {
-            if (rnd(3) == 0) random_plan(c, &m, open, &n);
-            else random_end(c, &m, open, &n);
+            if (rnd(3) == 0)
+                random_plan(c, &m, open, &n);
+            else
+                random_end(c, &m, open, &n);
             compare(c, &m);
             if (n == 0 && rnd(50) == 0) {
                 assert_int_equal(ms_cache_clear(c, NULL), MS_OK);

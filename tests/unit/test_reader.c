@@ -749,6 +749,48 @@ static void large_reads(void **state) {
     assert_int_equal(unlink(big), 0);
 }
 
+/* A file on another device, where there is one, has a depth of its own. */
+static void two_drives(void **state) {
+    (void)state;
+    char other[] = "/dev/shm/ms-reader-XXXXXX";
+    int fd = mkstemp(other);
+    if (fd < 0) { /* no such folder: the same device twice */
+        (void)snprintf(other, sizeof other, "/tmp/ms-reader-XXXXXX");
+        fd = mkstemp(other);
+    }
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, content[1], FILE_BYTES), FILE_BYTES);
+    (void)close(fd);
+    for (int m = 0; m < MODES; m++) {
+        rig g;
+        open_rig(&g, &modes[m], 1, 5, 6000);
+        unsigned third;
+        ms_error err;
+        assert_int_equal(ms_reader_add_file(g.r, other, &third, &err), MS_OK);
+        assert_int_equal(third, 2);
+        assert_string_equal(ms_reader_file_path(g.r, 2), other);
+        for (unsigned i = 0; i < 40; i++) submit(&g, i % 7 < 4 ? 0 : 2, i * 6111, 6000 - i, i);
+        bool seen[40] = {false};
+        for (unsigned i = 0; i < 40; i++) {
+            ms_read_done d = next(&g);
+            assert_false(seen[d.tag]);
+            seen[d.tag] = true;
+            expect_bytes(&d, d.tag % 7 < 4 ? 0 : 1, d.tag * 6111, 6000 - d.tag);
+            ms_reader_release(g.r, d.buffer);
+        }
+        expect_idle(&g);
+        for (unsigned i = 0; i < 20; i++) submit(&g, i % 2 ? 0 : 2, i * 6111, 6000, i); /* and is cancelled with the rest */
+        ms_reader_cancel_all(g.r);
+        expect_idle(&g);
+        submit(&g, 2, 0, 6000, 1);
+        ms_read_done d = next(&g);
+        expect_bytes(&d, 1, 0, 6000);
+        ms_reader_release(g.r, d.buffer);
+        close_rig(&g);
+    }
+    (void)unlink(other);
+}
+
 static void queued_requests_can_be_withdrawn(void **state) {
     (void)state;
     for (int m = 0; m < MODES; m++) {
@@ -802,6 +844,7 @@ int main(void) {
         cmocka_unit_test(systems_that_refuse),
         cmocka_unit_test(large_reads),
         cmocka_unit_test(queued_requests_can_be_withdrawn),
+        cmocka_unit_test(two_drives),
     };
     return cmocka_run_group_tests(tests, make_files, remove_files);
 }
