@@ -150,7 +150,7 @@ clean: ## removes BUILD and the folders of the sanitizer and fuzz builds
 	rm -rf '$(BUILD)' '$(BUILD)-asan' '$(BUILD)-tsan' '$(BUILD)-fuzz'
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { sub(/%/, "NAME", $$1); printf "  %-18s %s\n", $$1, $$2 }' Makefile mk/gpu.mk
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { sub(/%/, "NAME", $$1); printf "  %-18s %s\n", $$1, $$2 }' Makefile mk/*.mk
 	@echo '  Variables: BUILD=build CC=gcc OPT=-O2 SAN= V= MODULES= TESTS= PREFIX= FUZZ_SECONDS='
 
 # ---------------------------------------------------------------------------------------------------- rules
@@ -208,7 +208,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $$(call shared,$$(*D)) $(LIB) $(BUILD)/link
 	$(call say,LINK,$@)
 	$(Q)$(call link,-lcmocka)
 
-include mk/gpu.mk
+include mk/gpu.mk mk/clients.mk
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .SECONDARY:

@@ -15,8 +15,9 @@ step() {
 }
 
 step tools/install_deps.sh
+step tools/install_clients.sh browser
 step make -j"$(nproc)" BUILD=build all tests
 step tools/check_layers.sh
 
 mapfile -t programs < <(make -s BUILD=build list-tests)
-BUILD=build exec tests/run.sh "${programs[@]}"
+BUILD=build exec tests/run.sh "${programs[@]}" tests/server/{sdk,ui}/*.test.js

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs cmocka test programs one after the other and sums up their cases.
+# Runs test programs one after the other and sums up their cases: cmocka programs, and *.test.js with Node.js.
 #
 #   BUILD=build tests/run.sh PROGRAM...
 #
@@ -51,8 +51,12 @@ for program in "$@"; do
     log="$logs/log"
     start=$SECONDS
     status=0
-    if [ -x "$program" ]; then
-        timeout -k 10 "$limit_s" "$program" >"$log" 2>&1 </dev/null &
+    command=("$program")
+    if [[ $program == *.test.js ]]; then
+        command=(node --test --test-concurrency=1 --test-reporter=./tests/server/reporter.js "$program")
+    fi
+    if [ -x "$(command -v "${command[0]}")" ]; then
+        timeout -k 10 "$limit_s" "${command[@]}" >"$log" 2>&1 </dev/null &
         child=$!
         wait "$child" 2>/dev/null || status=$?
         child=

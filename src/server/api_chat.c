@@ -37,7 +37,8 @@ static bool old_call(ms_api_parse *p, const ms_api_path *at, const ms_json *v, m
     if (!ms_api_need(p, &f_at, f, "name", MS_WANT_STRING, &name) || !ms_api_name(p, &name_at, name, 256)) return false;
     args = ms_api_any(f, "arguments");
     if (!ms_api_old_arguments(p, &args_at, args)) return false;
-    ms_api_add_call(c, &(ms_api_call){.id = {id->str, id->str_len}, .name = {name->str, name->str_len}, .arguments = args});
+    ms_api_add_call(
+        c, &(ms_api_call){.id = {id->str, id->str_len}, .name = {name->str, name->str_len}, .arguments = args});
     return true;
 }
 
@@ -68,8 +69,11 @@ static bool role_of(ms_api_parse *p, const ms_api_path *at, const ms_json *v, ms
     static const struct {
         const char *name;
         ms_api_role role;
-    } roles[] = {{"system", MS_ROLE_SYSTEM}, {"developer", MS_ROLE_SYSTEM}, {"user", MS_ROLE_USER},
-                 {"assistant", MS_ROLE_ASSISTANT}, {"tool", MS_ROLE_TOOL}};
+    } roles[] = {{"system", MS_ROLE_SYSTEM},
+                 {"developer", MS_ROLE_SYSTEM},
+                 {"user", MS_ROLE_USER},
+                 {"assistant", MS_ROLE_ASSISTANT},
+                 {"tool", MS_ROLE_TOOL}};
     const ms_json *name;
     ms_api_path role_at = {.up = at, .key = "role"};
     if (!ms_api_need(p, at, v, "role", MS_WANT_STRING, &name)) return false;
@@ -109,7 +113,8 @@ static bool role_fields(ms_api_parse *p, const ms_api_path *at, const ms_json *v
     } else if (id) {
         return ms_api_bad(p, &id_at, "invalid_value", "only a tool message may have this");
     }
-    if (!ms_api_get(p, at, v, "tools", MS_WANT_ARRAY, &tools) || !tools || !tools->count) return !tools || !tools->count;
+    if (!ms_api_get(p, at, v, "tools", MS_WANT_ARRAY, &tools)) return false;
+    if (!tools || !tools->count) return true;
     if (m->role != MS_ROLE_SYSTEM || !p->limits->dynamic_tools) {
         return ms_api_bad(p, &tools_at, "unsupported_parameter", "%s",
                           p->limits->dynamic_tools ? "only a system message may declare tools"
@@ -158,45 +163,44 @@ static bool all_messages(ms_api_parse *p, ms_api_conversation *c) {
 
 /* ------------------------------------------------------------------ parameters */
 
-static const ms_api_field request_fields[] = {
-    {"model", MS_RULE_USED, NULL},
-    {"messages", MS_RULE_USED, NULL},
-    {"stream", MS_RULE_USED, NULL},
-    {"stream_options", MS_RULE_USED, NULL},
-    {"max_completion_tokens", MS_RULE_USED, NULL},
-    {"max_tokens", MS_RULE_USED, NULL},
-    {"tools", MS_RULE_USED, NULL},
-    {"tool_choice", MS_RULE_USED, NULL},
-    {"parallel_tool_calls", MS_RULE_USED, NULL},
-    {"response_format", MS_RULE_USED, NULL},
-    {"reasoning_effort", MS_RULE_USED, NULL},
-    {"thinking", MS_RULE_USED, NULL},
-    {"chat_template_kwargs", MS_RULE_USED, NULL},
-    {"temperature", MS_RULE_USED, NULL},
-    {"top_p", MS_RULE_USED, NULL},
-    {"top_k", MS_RULE_USED, NULL},
-    {"min_p", MS_RULE_USED, NULL},
-    {"seed", MS_RULE_USED, NULL},
-    {"stop", MS_RULE_USED, NULL},
-    {"logprobs", MS_RULE_USED, NULL},
-    {"top_logprobs", MS_RULE_USED, NULL},
-    {"return_progress", MS_RULE_USED, NULL},
-    {"n", MS_RULE_ONE, NULL},
-    {"presence_penalty", MS_RULE_ZERO, NULL},
-    {"frequency_penalty", MS_RULE_ZERO, NULL},
-    {"repetition_penalty", MS_RULE_ONE, NULL},
-    {"logit_bias", MS_RULE_EMPTY, NULL},
-    {"functions", MS_RULE_NULL, "use tools"},
-    {"function_call", MS_RULE_NULL, "use tool_choice"},
-    {"modalities", MS_RULE_TEXT, NULL},
-    {"audio", MS_RULE_NULL, NULL},
-    {"prediction", MS_RULE_NULL, NULL},
-    {"web_search_options", MS_RULE_NULL, NULL},
-    {"store", MS_RULE_FALSE, NULL},
-    {"grammar", MS_RULE_NULL, "use response_format"},
-    {"guided_*", MS_RULE_NULL, "use response_format"},
-    {"json_schema", MS_RULE_NULL, "use response_format"},
-    {NULL, MS_RULE_USED, NULL}};
+static const ms_api_field request_fields[] = {{"model", MS_RULE_USED, NULL},
+                                              {"messages", MS_RULE_USED, NULL},
+                                              {"stream", MS_RULE_USED, NULL},
+                                              {"stream_options", MS_RULE_USED, NULL},
+                                              {"max_completion_tokens", MS_RULE_USED, NULL},
+                                              {"max_tokens", MS_RULE_USED, NULL},
+                                              {"tools", MS_RULE_USED, NULL},
+                                              {"tool_choice", MS_RULE_USED, NULL},
+                                              {"parallel_tool_calls", MS_RULE_USED, NULL},
+                                              {"response_format", MS_RULE_USED, NULL},
+                                              {"reasoning_effort", MS_RULE_USED, NULL},
+                                              {"thinking", MS_RULE_USED, NULL},
+                                              {"chat_template_kwargs", MS_RULE_USED, NULL},
+                                              {"temperature", MS_RULE_USED, NULL},
+                                              {"top_p", MS_RULE_USED, NULL},
+                                              {"top_k", MS_RULE_USED, NULL},
+                                              {"min_p", MS_RULE_USED, NULL},
+                                              {"seed", MS_RULE_USED, NULL},
+                                              {"stop", MS_RULE_USED, NULL},
+                                              {"logprobs", MS_RULE_USED, NULL},
+                                              {"top_logprobs", MS_RULE_USED, NULL},
+                                              {"return_progress", MS_RULE_USED, NULL},
+                                              {"n", MS_RULE_ONE, NULL},
+                                              {"presence_penalty", MS_RULE_ZERO, NULL},
+                                              {"frequency_penalty", MS_RULE_ZERO, NULL},
+                                              {"repetition_penalty", MS_RULE_ONE, NULL},
+                                              {"logit_bias", MS_RULE_EMPTY, NULL},
+                                              {"functions", MS_RULE_NULL, "use tools"},
+                                              {"function_call", MS_RULE_NULL, "use tool_choice"},
+                                              {"modalities", MS_RULE_TEXT, NULL},
+                                              {"audio", MS_RULE_NULL, NULL},
+                                              {"prediction", MS_RULE_NULL, NULL},
+                                              {"web_search_options", MS_RULE_NULL, NULL},
+                                              {"store", MS_RULE_FALSE, NULL},
+                                              {"grammar", MS_RULE_NULL, "use response_format"},
+                                              {"guided_*", MS_RULE_NULL, "use response_format"},
+                                              {"json_schema", MS_RULE_NULL, "use response_format"},
+                                              {NULL, MS_RULE_USED, NULL}};
 
 /* One more way to say that thinking is on or off; *switched: -1 when none said it yet. */
 static bool template_kwargs(ms_api_parse *p, int *switched) {

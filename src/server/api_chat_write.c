@@ -8,7 +8,7 @@
 
 typedef struct chat_writer {
     ms_api_base base;
-    ms_text head; /* {"id":...,"system_fingerprint":... of every chunk */
+    ms_text head;                                /* {"id":...,"system_fingerprint":... of every chunk */
     ms_text reasoning, content, calls, logprobs; /* whole document only */
 } chat_writer;
 
@@ -34,8 +34,10 @@ static void end_chunk(chat_writer *c, ms_text *out, const ms_text *logprobs, con
         ms_text_puts(out, "null");
     }
     ms_text_puts(out, ",\"finish_reason\":");
-    if (finish) ms_api_put(out, finish);
-    else ms_text_puts(out, "null");
+    if (finish)
+        ms_api_put(out, finish);
+    else
+        ms_text_puts(out, "null");
     ms_text_puts(out, "}]");
     if (usage) {
         ms_text_puts(out, ",\"usage\":");
@@ -48,7 +50,8 @@ static void end_chunk(chat_writer *c, ms_text *out, const ms_text *logprobs, con
 
 static void write_head(chat_writer *c) {
     const ms_api_start *s = &c->base.start;
-    ms_text_printf(&c->head, "{\"id\":\"chatcmpl-%s\",\"object\":\"chat.completion%s\",\"created\":%lld,\"model\":", s->id,
+    ms_text_printf(&c->head,
+                   "{\"id\":\"chatcmpl-%s\",\"object\":\"chat.completion%s\",\"created\":%lld,\"model\":", s->id,
                    c->base.r->stream ? ".chunk" : "", (long long)s->created);
     ms_api_put(&c->head, s->model);
     ms_text_puts(&c->head, ",\"system_fingerprint\":");
@@ -125,7 +128,8 @@ static void chat_tool_begin(ms_api_writer *w, ms_text *out, const char *name, si
     ms_api_base_call(&c->base, out, "call_", name, len);
     if (!c->base.r->stream) return;
     begin_chunk(c, out);
-    ms_text_printf(out, "\"tool_calls\":[{\"index\":%u,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", index,
+    ms_text_printf(out,
+                   "\"tool_calls\":[{\"index\":%u,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", index,
                    w->call_id);
     ms_api_put_n(out, name, len);
     ms_text_puts(out, ",\"arguments\":\"\"}}]");
@@ -182,8 +186,10 @@ static void chat_finish(ms_api_writer *w, ms_text *out, const ms_api_end *e) {
     }
     ms_text_append(out, c->head.data, c->head.len);
     ms_text_puts(out, ",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":");
-    if (c->calls.len && !c->content.len) ms_text_puts(out, "null");
-    else ms_api_put_n(out, c->content.data, c->content.len);
+    if (c->calls.len && !c->content.len)
+        ms_text_puts(out, "null");
+    else
+        ms_api_put_n(out, c->content.data, c->content.len);
     if (c->base.r->thinking) {
         ms_text_puts(out, ",\"reasoning_content\":");
         ms_api_put_n(out, c->reasoning.data, c->reasoning.len);
@@ -206,8 +212,10 @@ static void chat_finish(ms_api_writer *w, ms_text *out, const ms_api_end *e) {
 static void chat_error(ms_api_writer *w, ms_text *out, const ms_api_error *e, const char *request_id) {
     chat_writer *c = (chat_writer *)w;
     c->base.ended = true;
-    if (c->base.r->stream && c->base.started) ms_api_stream_error(out, e);
-    else ms_api_error_document(out, MS_API_CHAT, e, request_id);
+    if (c->base.r->stream && c->base.started)
+        ms_api_stream_error(out, e);
+    else
+        ms_api_error_document(out, MS_API_CHAT, e, request_id);
 }
 
 static void chat_progress(ms_api_writer *w, ms_text *out, uint64_t total, uint64_t cached, uint64_t processed,

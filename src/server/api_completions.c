@@ -94,8 +94,10 @@ static void put_choice(completions_writer *c, ms_text *out, const char *text, si
     ms_text_puts(out, ",\"choices\":[{\"index\":0,\"text\":");
     ms_api_put_n(out, text, len);
     ms_text_puts(out, ",\"logprobs\":null,\"finish_reason\":");
-    if (finish) ms_api_put(out, finish);
-    else ms_text_puts(out, "null");
+    if (finish)
+        ms_api_put(out, finish);
+    else
+        ms_text_puts(out, "null");
     ms_text_puts(out, "}]");
     out->failed = out->failed || c->head.failed;
 }
@@ -164,8 +166,10 @@ static void completions_finish(ms_api_writer *w, ms_text *out, const ms_api_end 
 static void completions_error(ms_api_writer *w, ms_text *out, const ms_api_error *e, const char *request_id) {
     completions_writer *c = (completions_writer *)w;
     c->base.ended = true;
-    if (c->base.r->stream && c->base.started) ms_api_stream_error(out, e);
-    else ms_api_error_document(out, MS_API_COMPLETIONS, e, request_id);
+    if (c->base.r->stream && c->base.started)
+        ms_api_stream_error(out, e);
+    else
+        ms_api_error_document(out, MS_API_COMPLETIONS, e, request_id);
 }
 
 /* Raw text has no calls. */
@@ -208,7 +212,5 @@ static ms_api_writer *completions_writer_create(const ms_api_request *r) {
     return &c->base.writer;
 }
 
-const ms_api_codec ms_api_completions = {.kind = MS_API_COMPLETIONS,
-                                         .name = "completions",
-                                         .parse = completions_parse,
-                                         .writer = completions_writer_create};
+const ms_api_codec ms_api_completions = {
+    .kind = MS_API_COMPLETIONS, .name = "completions", .parse = completions_parse, .writer = completions_writer_create};

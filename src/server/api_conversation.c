@@ -62,8 +62,10 @@ ms_api_str ms_api_keep_text(ms_api_conversation *c, ms_text *t) {
 }
 
 void ms_api_keep_doc(ms_api_conversation *c, ms_json_doc *doc) {
-    if (grow(c, &c->docs, c->doc_count, &c->doc_cap, sizeof(ms_json_doc *))) c->docs[c->doc_count++] = doc;
-    else ms_json_free(doc);
+    if (grow(c, &c->docs, c->doc_count, &c->doc_cap, sizeof(ms_json_doc *)))
+        c->docs[c->doc_count++] = doc;
+    else
+        ms_json_free(doc);
 }
 
 void ms_api_conversation_free(ms_api_conversation *c) {
@@ -89,12 +91,9 @@ static bool content_part(ms_api_parse *p, const ms_api_path *at, const ms_json *
     ms_api_path type_at = {.up = at, .key = "type"};
     if (!text) return ms_api_bad(p, &type_at, "unsupported_content_part", "only text parts are supported here");
     if (!ms_api_need(p, at, v, refusal ? "refusal" : "text", MS_WANT_STRING, &s)) return false;
-    static const ms_api_field fields[] = {{"type", MS_RULE_USED, NULL},
-                                          {"text", MS_RULE_USED, NULL},
-                                          {"refusal", MS_RULE_USED, NULL},
-                                          {"annotations", MS_RULE_QUIET, NULL},
-                                          {"logprobs", MS_RULE_QUIET, NULL},
-                                          {NULL, MS_RULE_USED, NULL}};
+    static const ms_api_field fields[] = {{"type", MS_RULE_USED, NULL},      {"text", MS_RULE_USED, NULL},
+                                          {"refusal", MS_RULE_USED, NULL},   {"annotations", MS_RULE_QUIET, NULL},
+                                          {"logprobs", MS_RULE_QUIET, NULL}, {NULL, MS_RULE_USED, NULL}};
     if (!ms_api_fields(p, at, v, fields)) return false;
     if (s->str_len) ms_api_add_part(c, s->str, s->str_len);
     return true;
@@ -137,9 +136,7 @@ static int compare(ms_api_str a, ms_api_str b) {
     return c ? c : a.n < b.n ? -1 : a.n > b.n;
 }
 
-static int by_id(const void *a, const void *b) {
-    return compare(((const call_ref *)a)->id, ((const call_ref *)b)->id);
-}
+static int by_id(const void *a, const void *b) { return compare(((const call_ref *)a)->id, ((const call_ref *)b)->id); }
 
 static bool bad_history(ms_api_parse *p, const ms_api_conversation *c, size_t message, ms_api_str id, const char *why) {
     ms_api_path list = {.key = c->list}, at = {.up = &list, .index = c->messages[message].source};

@@ -43,7 +43,7 @@ typedef struct ms_api_conversation {
 
 /* The new last message; NULL after a failed allocation.  Valid until the next one is added. */
 ms_api_message *ms_api_add_message(ms_api_conversation *c, ms_api_role role, size_t source);
-ms_api_message *ms_api_last(ms_api_conversation *c); /* NULL: no message yet */
+ms_api_message *ms_api_last(ms_api_conversation *c);                     /* NULL: no message yet */
 void ms_api_add_part(ms_api_conversation *c, const char *s, size_t len); /* to the last message */
 void ms_api_add_call(ms_api_conversation *c, const ms_api_call *call);
 /* Takes over a text or document that messages point into. */

@@ -26,34 +26,43 @@ bool ms_api_fail_memory(ms_api_error *e) {
 
 static const char *openai_type(int http) {
     switch (http) {
-    case 401: return "authentication_error";
-    case 403: return "permission_error";
+    case 401:
+        return "authentication_error";
+    case 403:
+        return "permission_error";
     case 500:
     case 503:
-    case 504: return "server_error";
-    default: return "invalid_request_error";
+    case 504:
+        return "server_error";
+    default:
+        return "invalid_request_error";
     }
 }
 
 static const char *messages_type(int http) {
     switch (http) {
-    case 401: return "authentication_error";
-    case 403: return "permission_error";
-    case 404: return "not_found_error";
-    case 413: return "request_too_large";
+    case 401:
+        return "authentication_error";
+    case 403:
+        return "permission_error";
+    case 404:
+        return "not_found_error";
+    case 413:
+        return "request_too_large";
     case 500:
-    case 504: return "api_error";
-    case 503: return "overloaded_error";
-    default: return "invalid_request_error";
+    case 504:
+        return "api_error";
+    case 503:
+        return "overloaded_error";
+    default:
+        return "invalid_request_error";
     }
 }
 
 void ms_api_put(ms_text *out, const char *s) { ms_json_write_string(out, s, strlen(s)); }
 
 /* A text of a fixed-size field: a multi-byte character cut at its end, or anything ill-formed, is dropped. */
-static void put_field(ms_text *out, const char *s) {
-    ms_json_write_string(out, s, ms_utf8_valid_prefix(s, strlen(s)));
-}
+static void put_field(ms_text *out, const char *s) { ms_json_write_string(out, s, ms_utf8_valid_prefix(s, strlen(s))); }
 
 void ms_api_error_object(ms_text *out, ms_api_kind kind, const ms_api_error *e, bool with_status) {
     bool messages = kind == MS_API_MESSAGES;
@@ -63,8 +72,10 @@ void ms_api_error_object(ms_text *out, ms_api_kind kind, const ms_api_error *e, 
     put_field(out, e->message);
     if (!messages) {
         ms_text_puts(out, ",\"param\":");
-        if (e->param[0]) put_field(out, e->param);
-        else ms_text_puts(out, "null");
+        if (e->param[0])
+            put_field(out, e->param);
+        else
+            ms_text_puts(out, "null");
         ms_text_puts(out, ",\"code\":");
         ms_api_put(out, e->code ? e->code : "internal_error");
     }
@@ -78,8 +89,10 @@ void ms_api_error_document(ms_text *out, ms_api_kind kind, const ms_api_error *e
     ms_api_error_object(out, kind, e, false);
     if (kind == MS_API_MESSAGES) {
         ms_text_puts(out, ",\"request_id\":");
-        if (request_id) ms_api_put(out, request_id);
-        else ms_text_puts(out, "null");
+        if (request_id)
+            ms_api_put(out, request_id);
+        else
+            ms_text_puts(out, "null");
     }
     ms_text_puts(out, "}");
 }

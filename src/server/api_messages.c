@@ -2,16 +2,16 @@
 #include "server/api_conversation.h"
 #include "server/api_write.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------ content blocks */
 
-static const ms_api_field block_fields[] = {{"type", MS_RULE_USED, NULL},         {"text", MS_RULE_USED, NULL},
-                                            {"thinking", MS_RULE_USED, NULL},     {"signature", MS_RULE_USED, NULL},
-                                            {"id", MS_RULE_USED, NULL},           {"name", MS_RULE_USED, NULL},
-                                            {"input", MS_RULE_USED, NULL},        {"tool_use_id", MS_RULE_USED, NULL},
-                                            {"content", MS_RULE_USED, NULL},      {"is_error", MS_RULE_USED, NULL},
-                                            {"citations", MS_RULE_COPY, NULL},    {NULL, MS_RULE_USED, NULL}};
+static const ms_api_field block_fields[] = {
+    {"type", MS_RULE_USED, NULL},      {"text", MS_RULE_USED, NULL},        {"thinking", MS_RULE_USED, NULL},
+    {"signature", MS_RULE_USED, NULL}, {"id", MS_RULE_USED, NULL},          {"name", MS_RULE_USED, NULL},
+    {"input", MS_RULE_USED, NULL},     {"tool_use_id", MS_RULE_USED, NULL}, {"content", MS_RULE_USED, NULL},
+    {"is_error", MS_RULE_USED, NULL},  {"citations", MS_RULE_COPY, NULL},   {NULL, MS_RULE_USED, NULL}};
 
 /* is_error has no place in a template. */
 static bool block_unused(ms_api_parse *p, const ms_api_path *at, const ms_json *v) {
@@ -222,16 +222,18 @@ static bool all_messages(ms_api_parse *p, ms_api_conversation *c) {
 
 static bool one_tool(ms_api_parse *p, const ms_api_path *at, const ms_json *v) {
     const ms_json *type;
-    static const ms_api_field fields[] = {{"type", MS_RULE_USED, NULL},         {"name", MS_RULE_USED, NULL},
-                                          {"description", MS_RULE_USED, NULL},  {"input_schema", MS_RULE_USED, NULL},
-                                          {"strict", MS_RULE_USED, NULL},       {NULL, MS_RULE_USED, NULL}};
+    static const ms_api_field fields[] = {{"type", MS_RULE_USED, NULL},        {"name", MS_RULE_USED, NULL},
+                                          {"description", MS_RULE_USED, NULL}, {"input_schema", MS_RULE_USED, NULL},
+                                          {"strict", MS_RULE_USED, NULL},      {NULL, MS_RULE_USED, NULL}};
     if (!ms_api_is(p, at, v, MS_WANT_OBJECT) || !ms_api_get(p, at, v, "type", MS_WANT_STRING, &type)) return false;
     if (type && !ms_json_is_string(type, "custom")) {
         ms_api_tool_skip(p, type);
         return true;
     }
-    ms_api_tool_parts parts = {.name = ms_api_any(v, "name"), .description = ms_api_any(v, "description"),
-                               .parameters = ms_api_any(v, "input_schema"), .strict = ms_api_any(v, "strict"),
+    ms_api_tool_parts parts = {.name = ms_api_any(v, "name"),
+                               .description = ms_api_any(v, "description"),
+                               .parameters = ms_api_any(v, "input_schema"),
+                               .strict = ms_api_any(v, "strict"),
                                .schema_key = "input_schema"};
     return ms_api_tool_add(p, at, &parts) && ms_api_fields(p, at, v, fields);
 }
@@ -269,24 +271,27 @@ static bool choice(ms_api_parse *p) {
 
 /* ------------------------------------------------------------------ parameters */
 
-static const ms_api_field request_fields[] = {{"model", MS_RULE_USED, NULL},
-                                              {"max_tokens", MS_RULE_USED, NULL},
-                                              {"messages", MS_RULE_USED, NULL},
-                                              {"system", MS_RULE_USED, NULL},
-                                              {"stream", MS_RULE_USED, NULL},
-                                              {"stop_sequences", MS_RULE_USED, NULL},
-                                              {"temperature", MS_RULE_USED, NULL},
-                                              {"top_p", MS_RULE_USED, NULL},
-                                              {"top_k", MS_RULE_USED, NULL},
-                                              {"min_p", MS_RULE_USED, NULL},
-                                              {"seed", MS_RULE_USED, NULL},
-                                              {"tools", MS_RULE_USED, NULL},
-                                              {"tool_choice", MS_RULE_USED, NULL},
-                                              {"thinking", MS_RULE_USED, NULL},
-                                              {"output_config", MS_RULE_USED, NULL},
-                                              {"mcp_servers", MS_RULE_EMPTY, NULL},
-                                              {"container", MS_RULE_NULL, NULL},
-                                              {NULL, MS_RULE_USED, NULL}};
+static const ms_api_field request_fields[] = {
+    {"model", MS_RULE_USED, NULL},       {"max_tokens", MS_RULE_USED, NULL},   {"messages", MS_RULE_USED, NULL},
+    {"system", MS_RULE_USED, NULL},      {"stream", MS_RULE_USED, NULL},       {"stop_sequences", MS_RULE_USED, NULL},
+    {"temperature", MS_RULE_USED, NULL}, {"top_p", MS_RULE_USED, NULL},        {"top_k", MS_RULE_USED, NULL},
+    {"min_p", MS_RULE_USED, NULL},       {"seed", MS_RULE_USED, NULL},         {"tools", MS_RULE_USED, NULL},
+    {"tool_choice", MS_RULE_USED, NULL}, {"thinking", MS_RULE_USED, NULL},     {"output_config", MS_RULE_USED, NULL},
+    {"thread", MS_RULE_USED, NULL},      {"mcp_servers", MS_RULE_EMPTY, NULL}, {"container", MS_RULE_NULL, NULL},
+    {NULL, MS_RULE_USED, NULL}};
+
+/* A conversation that the server keeps: it would send only what is new.  The details tell the client library to send
+ * the whole conversation instead. */
+static bool no_thread(ms_api_parse *p) {
+    static const ms_api_path at = {.key = "thread"};
+    if (!ms_api_any(p->root, "thread")) return true;
+    (void)ms_api_bad(p, &at, "unsupported_parameter", "conversations are not stored; send all messages");
+    if (p->err) {
+        (void)snprintf(p->err->details, sizeof p->err->details,
+                       "{\"error_code\":\"thread_unsupported_request\",\"unsupported\":[\"thread\"]}");
+    }
+    return false;
+}
 
 static bool thinking_and_format(ms_api_parse *p) {
     const ms_json *config, *format = NULL, *effort = NULL;
@@ -306,7 +311,7 @@ static bool thinking_and_format(ms_api_parse *p) {
 }
 
 static bool parse_all(ms_api_parse *p, ms_api_conversation *c) {
-    return ms_api_model(p) && ms_api_get_bool(p, NULL, p->root, "stream", &p->r->stream) &&
+    return ms_api_model(p) && no_thread(p) && ms_api_get_bool(p, NULL, p->root, "stream", &p->r->stream) &&
            ms_api_max_tokens(p, "max_tokens", NULL, p->limits->default_output, !p->count_only) &&
            thinking_and_format(p) && ms_api_sampling(p) &&
            ms_api_stops(p, "stop_sequences", sizeof p->r->stops / sizeof p->r->stops[0], false) &&

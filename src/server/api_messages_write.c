@@ -13,9 +13,9 @@ typedef enum block { BLOCK_NONE, BLOCK_THINKING, BLOCK_TEXT, BLOCK_TOOL } block;
 typedef struct messages_writer {
     ms_api_base base;
     block open;
-    bool thought; /* the thinking block was begun */
-    size_t index; /* of the open block, or of the next one */
-    ms_text text; /* of the open block */
+    bool thought;    /* the thinking block was begun */
+    size_t index;    /* of the open block, or of the next one */
+    ms_text text;    /* of the open block */
     ms_text content; /* whole document: finished blocks */
 } messages_writer;
 
@@ -43,11 +43,15 @@ static void put_head(const messages_writer *m, ms_text *out) {
 }
 
 static void put_stop(ms_text *out, const ms_api_end *e) {
-    static const char *const reasons[] = {[MS_API_STOP] = "end_turn", [MS_API_STOP_STRING] = "stop_sequence",
-                                          [MS_API_LENGTH] = "max_tokens", [MS_API_TOOL_CALLS] = "tool_use"};
+    static const char *const reasons[] = {[MS_API_STOP] = "end_turn",
+                                          [MS_API_STOP_STRING] = "stop_sequence",
+                                          [MS_API_LENGTH] = "max_tokens",
+                                          [MS_API_TOOL_CALLS] = "tool_use"};
     ms_text_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":", reasons[e->finish]);
-    if (e->finish == MS_API_STOP_STRING && e->stop) ms_api_put_n(out, e->stop, e->stop_len);
-    else ms_text_puts(out, "null");
+    if (e->finish == MS_API_STOP_STRING && e->stop)
+        ms_api_put_n(out, e->stop, e->stop_len);
+    else
+        ms_text_puts(out, "null");
 }
 
 static bool is_object(const ms_text *t) {
@@ -106,7 +110,8 @@ static void put_block(messages_writer *m) {
         put_input(out, &m->text);
         ms_text_puts(out, "}");
         break;
-    case BLOCK_NONE: break;
+    case BLOCK_NONE:
+        break;
     }
 }
 
@@ -144,8 +149,10 @@ static void first_block(messages_writer *m, ms_text *out) {
 static void open_block(messages_writer *m, ms_text *out, block kind) {
     if (m->open == kind && kind != BLOCK_TOOL) return;
     close_block(m, out);
-    if (kind == BLOCK_THINKING) m->thought = true;
-    else first_block(m, out);
+    if (kind == BLOCK_THINKING)
+        m->thought = true;
+    else
+        first_block(m, out);
     m->open = kind;
     if (!m->base.r->stream) return;
     begin_event(out, "content_block_start");
@@ -189,8 +196,10 @@ static void messages_text(ms_api_writer *w, ms_text *out, ms_channel channel, co
     /* A thinking block needs its text for the signature. */
     if (think || !m->base.r->stream) ms_text_append(&m->text, text, len);
     if (!m->base.r->stream) return;
-    if (think) delta(m, out, "thinking_delta", "thinking", text, len);
-    else delta(m, out, "text_delta", "text", text, len);
+    if (think)
+        delta(m, out, "thinking_delta", "thinking", text, len);
+    else
+        delta(m, out, "text_delta", "text", text, len);
 }
 
 static void messages_tool_begin(ms_api_writer *w, ms_text *out, const char *name, size_t len) {
@@ -204,8 +213,10 @@ static void messages_tool_begin(ms_api_writer *w, ms_text *out, const char *name
 static void messages_tool_arguments(ms_api_writer *w, ms_text *out, const char *text, size_t len) {
     messages_writer *m = (messages_writer *)w;
     if (!len) return;
-    if (m->base.r->stream) delta(m, out, "input_json_delta", "partial_json", text, len);
-    else ms_text_append(&m->text, text, len);
+    if (m->base.r->stream)
+        delta(m, out, "input_json_delta", "partial_json", text, len);
+    else
+        ms_text_append(&m->text, text, len);
 }
 
 static void messages_tool_end(ms_api_writer *w, ms_text *out) { close_block((messages_writer *)w, out); }

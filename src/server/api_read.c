@@ -27,9 +27,12 @@ static void path_write(ms_text *out, const ms_api_path *at, bool indexes) {
     for (; at && count < MAX_PATH_LEVELS; at = at->up) levels[count++] = at;
     for (size_t i = count; i-- > 0;) {
         const ms_api_path *level = levels[i];
-        if (level->key) ms_text_printf(out, "%s%s", i + 1 < count ? "." : "", level->key);
-        else if (indexes) ms_text_printf(out, "[%zu]", level->index);
-        else ms_text_puts(out, "[]");
+        if (level->key)
+            ms_text_printf(out, "%s%s", i + 1 < count ? "." : "", level->key);
+        else if (indexes)
+            ms_text_printf(out, "[%zu]", level->index);
+        else
+            ms_text_puts(out, "[]");
     }
 }
 
@@ -71,7 +74,8 @@ bool ms_api_body(ms_api_parse *p, const char *body, size_t len) {
     (void)ms_json_parse(&r->doc, r->body.data + bom, len - bom, "request body", &limits, NULL);
     size_t offset = report.offset + bom;
     switch (report.fault) {
-    case MS_JSON_FAULT_NONE: break;
+    case MS_JSON_FAULT_NONE:
+        break;
     case MS_JSON_FAULT_SYNTAX:
         return ms_api_fail(p->err, 400, "invalid_json", NULL, "the body is not valid JSON at byte %zu", offset);
     case MS_JSON_FAULT_DEPTH:
@@ -83,7 +87,8 @@ bool ms_api_body(ms_api_parse *p, const char *body, size_t len) {
     case MS_JSON_FAULT_DUPLICATE:
         return ms_api_fail(p->err, 400, "duplicate_key", NULL, "an object has a key twice; second value at byte %zu",
                            offset);
-    case MS_JSON_FAULT_MEMORY: return ms_api_fail_memory(p->err);
+    case MS_JSON_FAULT_MEMORY:
+        return ms_api_fail_memory(p->err);
     }
     r->repaired_surrogates = report.lone_surrogates > UINT32_MAX ? UINT32_MAX : (uint32_t)report.lone_surrogates;
     p->root = ms_json_root(r->doc);
@@ -120,7 +125,9 @@ bool ms_api_is(ms_api_parse *p, const ms_api_path *at, const ms_json *v, ms_api_
         good = v->type == MS_JSON_OBJECT;
         name = "an object";
         break;
-    case MS_WANT_NUMBER: good = v->type == MS_JSON_NUMBER; break;
+    case MS_WANT_NUMBER:
+        good = v->type == MS_JSON_NUMBER;
+        break;
     }
     return good || ms_api_bad_type(p, at, v, name);
 }
@@ -215,8 +222,10 @@ void ms_api_ignore(ms_api_parse *p, const ms_api_path *at) {
 
 void ms_api_tool_skip(ms_api_parse *p, const ms_json *type) {
     bool plain = type && type->type == MS_JSON_STRING && plain_key(type->str, type->str_len);
-    if (plain) list_add(&p->r->ignored_tools, type->str, type->str_len);
-    else list_add(&p->r->ignored_tools, "unnamed", strlen("unnamed"));
+    if (plain)
+        list_add(&p->r->ignored_tools, type->str, type->str_len);
+    else
+        list_add(&p->r->ignored_tools, "unnamed", strlen("unnamed"));
 }
 
 static bool empty_value(const ms_json *v) {
@@ -238,12 +247,18 @@ static const ms_api_field *find_field(const ms_api_field *table, const ms_json *
 static bool neutral_value(ms_api_rule rule, const ms_json *v) {
     double d;
     switch (rule) {
-    case MS_RULE_FALSE: return v->type == MS_JSON_FALSE;
-    case MS_RULE_ZERO: return ms_json_double(v, &d) && d >= 0.0 && d <= 0.0;
-    case MS_RULE_ONE: return ms_json_double(v, &d) && d >= 1.0 && d <= 1.0;
-    case MS_RULE_EMPTY: return v->type != MS_JSON_STRING && empty_value(v);
-    case MS_RULE_TEXT: return v->type == MS_JSON_ARRAY && v->count == 1 && ms_json_is_string(v->child, "text");
-    default: return false;
+    case MS_RULE_FALSE:
+        return v->type == MS_JSON_FALSE;
+    case MS_RULE_ZERO:
+        return ms_json_double(v, &d) && d >= 0.0 && d <= 0.0;
+    case MS_RULE_ONE:
+        return ms_json_double(v, &d) && d >= 1.0 && d <= 1.0;
+    case MS_RULE_EMPTY:
+        return v->type != MS_JSON_STRING && empty_value(v);
+    case MS_RULE_TEXT:
+        return v->type == MS_JSON_ARRAY && v->count == 1 && ms_json_is_string(v->child, "text");
+    default:
+        return false;
     }
 }
 
@@ -252,8 +267,11 @@ static bool refuse_field(ms_api_parse *p, const ms_api_path *at, const ms_api_fi
     bool number = f->rule == MS_RULE_ZERO || f->rule == MS_RULE_ONE;
     if (number && v->type != MS_JSON_NUMBER) return ms_api_bad_type(p, at, v, "a number");
     if (f->rule == MS_RULE_FALSE && v->type != MS_JSON_TRUE) return ms_api_bad_type(p, at, v, "true or false");
-    static const char *const only[] = {[MS_RULE_FALSE] = "false", [MS_RULE_ZERO] = "0", [MS_RULE_ONE] = "1",
-                                       [MS_RULE_EMPTY] = "an empty object", [MS_RULE_TEXT] = "[\"text\"]"};
+    static const char *const only[] = {[MS_RULE_FALSE] = "false",
+                                       [MS_RULE_ZERO] = "0",
+                                       [MS_RULE_ONE] = "1",
+                                       [MS_RULE_EMPTY] = "an empty object",
+                                       [MS_RULE_TEXT] = "[\"text\"]"};
     if (f->rule == MS_RULE_NULL) {
         return ms_api_bad(p, at, "unsupported_parameter", "not supported here%s%s", f->help ? "; " : "",
                           f->help ? f->help : "");

@@ -101,7 +101,8 @@ typedef struct ms_api_field {
     const char *help;
 } ms_api_field;
 
-/* Sorts every member of obj into its class.  The table ends with a NULL name; a name with '*' at its end is a prefix. */
+/* Sorts every member of obj into its class.  The table ends with a NULL name; a name with '*' at its end is a prefix.
+ */
 bool ms_api_fields(ms_api_parse *p, const ms_api_path *at, const ms_json *obj, const ms_api_field *table);
 /* Reports the field at this path as ignored, each path once with [] for every index. */
 void ms_api_ignore(ms_api_parse *p, const ms_api_path *at);

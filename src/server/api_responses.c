@@ -7,6 +7,7 @@
 #include "server/api_conversation.h"
 #include "server/api_write.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------ remembered calls */
@@ -20,8 +21,10 @@ static const ms_json *remembered(ms_api_parse *p, ms_api_str id, ms_api_conversa
         ms_text_puts(&all, "[");
         ms_text_append(&all, list.data, list.len);
         ms_text_puts(&all, "]");
-        if (list.failed || all.failed) c->failed = true;
-        else if (ms_json_parse(&doc, all.data, all.len, "history", &limits, NULL) != MS_OK) doc = NULL;
+        if (list.failed || all.failed)
+            c->failed = true;
+        else if (ms_json_parse(&doc, all.data, all.len, "history", &limits, NULL) != MS_OK)
+            doc = NULL;
     }
     ms_text_free(&list);
     if (!doc) {
@@ -50,30 +53,71 @@ static bool splice(ms_api_parse *p, const ms_api_path *at, ms_api_str id, ms_api
     return true;
 }
 
-/* Gives a turn with calls the reasoning that its client did not send back. */
-static bool recall_reasoning(ms_api_parse *p, ms_api_conversation *c, ms_api_message *m) {
-    const ms_json *last = NULL, *list = remembered(p, c->calls[m->call].id, c);
-    if (c->failed) return ms_api_fail_memory(p->err);
-    for (const ms_json *v = list ? list->child : NULL; v; v = v->next) last = v;
-    const ms_json *text = ms_api_any(last, "reasoning_content");
-    if (text && text->type == MS_JSON_STRING) {
-        m->has_reasoning = true;
-        m->reasoning = (ms_api_str){text->str, text->str_len};
-        return true;
+/* The reasoning of a remembered turn, by the id of its first call. */
+typedef struct recall {
+    ms_api_str id, text;
+} recall;
+
+static int by_id(const void *pa, const void *pb) {
+    const recall *a = pa, *b = pb;
+    size_t n = a->id.n < b->id.n ? a->id.n : b->id.n;
+    int c = n ? memcmp(a->id.s, b->id.s, n) : 0;
+    return c ? c : a->id.n < b->id.n ? -1 : a->id.n > b->id.n;
+}
+
+/* All turns of a remembered conversation that have calls and reasoning, sorted; *count 0: none.  NULL: no memory. */
+static recall *recall_all(const ms_json *list, size_t *count) {
+    recall *all = calloc(list->count + 1, sizeof *all);
+    *count = 0;
+    for (const ms_json *v = all ? list->child : NULL; v; v = v->next) {
+        const ms_json *text = ms_api_any(v, "reasoning_content"),
+                      *id = ms_api_any(ms_json_at(ms_api_any(v, "tool_calls"), 0), "id");
+        if (!text || text->type != MS_JSON_STRING || !id || id->type != MS_JSON_STRING) continue;
+        all[(*count)++] = (recall){{id->str, id->str_len}, {text->str, text->str_len}};
     }
+    if (all) qsort(all, *count, sizeof *all, by_id);
+    return all;
+}
+
+static bool lacks_reasoning(const ms_api_message *m) { return m->calls && !m->has_reasoning; }
+
+static bool missing_reasoning(ms_api_parse *p, const ms_api_message *m) {
     ms_api_path input = {.key = "input"}, at = {.up = &input, .index = m->source};
     return ms_api_bad(p, &at, "missing_reasoning_state",
                       "this turn has calls but no reasoning item; replay the items of the response, with "
                       "reasoning.encrypted_content included");
 }
 
+/* Gives turns with calls the reasoning that the client did not send back.  The conversation of the last of them has it
+ * for the earlier ones too. */
+static bool recall_reasoning(ms_api_parse *p, ms_api_conversation *c, const ms_api_message *last) {
+    size_t count = 0;
+    const ms_json *list = remembered(p, c->calls[last->call].id, c);
+    if (c->failed) return ms_api_fail_memory(p->err);
+    if (!list) return missing_reasoning(p, last);
+    recall *all = recall_all(list, &count);
+    if (!all) return ms_api_fail_memory(p->err);
+    bool good = true;
+    for (size_t i = 0; i < c->message_count && good; i++) {
+        ms_api_message *m = &c->messages[i];
+        if (!lacks_reasoning(m)) continue;
+        recall key = {.id = c->calls[m->call].id};
+        const recall *found = bsearch(&key, all, count, sizeof *all, by_id);
+        good = found != NULL || missing_reasoning(p, m);
+        m->has_reasoning = good;
+        if (found) m->reasoning = found->text;
+    }
+    free(all);
+    return good;
+}
+
 static bool complete_turns(ms_api_parse *p, ms_api_conversation *c) {
     if (!p->limits->needs_reasoning || !p->r->thinking) return true;
+    const ms_api_message *last = NULL;
     for (size_t i = 0; i < c->message_count; i++) {
-        ms_api_message *m = &c->messages[i];
-        if (m->calls && !m->has_reasoning && !recall_reasoning(p, c, m)) return false;
+        if (lacks_reasoning(&c->messages[i])) last = &c->messages[i];
     }
-    return true;
+    return !last || recall_reasoning(p, c, last);
 }
 
 /* ------------------------------------------------------------------ items */
@@ -174,13 +218,6 @@ static bool call_item(ms_api_parse *p, const ms_api_path *at, const ms_json *v, 
     return true;
 }
 
-/* Does a result find a turn with calls before it? */
-static bool follows_calls(const ms_api_conversation *c) {
-    size_t i = c->message_count;
-    while (i && c->messages[i - 1].role == MS_ROLE_TOOL) i--;
-    return i && c->messages[i - 1].calls;
-}
-
 static bool call_in_input(const ms_api_conversation *c, const ms_json *id) {
     for (size_t i = 0; i < c->call_count; i++) {
         if (c->calls[i].id.n == id->str_len && memcmp(c->calls[i].id.s, id->str, id->str_len) == 0) return true;
@@ -188,21 +225,27 @@ static bool call_in_input(const ms_api_conversation *c, const ms_json *id) {
     return false;
 }
 
+/* A result that stands behind no turn with calls: at the very beginning the server may remember the turn. */
+static bool lone_result(ms_api_parse *p, const ms_api_path *at, const ms_json *id, ms_api_conversation *c) {
+    ms_api_path id_at = {.up = at, .key = "call_id"};
+    if (!c->message_count) return splice(p, &id_at, (ms_api_str){id->str, id->str_len}, c);
+    if (call_in_input(c, id)) {
+        return ms_api_bad(p, at, "tool_history_invalid", "this result does not follow a turn with calls");
+    }
+    return ms_api_bad(p, &id_at, "unknown_call_id", "the input has no call of this id; replay the full input");
+}
+
 static bool output_item(ms_api_parse *p, const ms_api_path *at, const ms_json *v, ms_api_conversation *c) {
     const ms_json *id, *output = ms_api_any(v, "output");
     ms_api_path id_at = {.up = at, .key = "call_id"}, output_at = {.up = at, .key = "output"};
     if (!ms_api_need(p, at, v, "call_id", MS_WANT_STRING, &id) || !ms_api_name(p, &id_at, id, 256)) return false;
     if (!output) return ms_api_bad(p, &output_at, "missing_field", "this field is required");
-    ms_api_str call_id = {id->str, id->str_len};
-    if (!follows_calls(c) && !call_in_input(c, id)) {
-        if (c->message_count) { /* remembered history goes in front of everything or nowhere */
-            return ms_api_bad(p, &id_at, "unknown_call_id", "the input has no call of this id; replay the full input");
-        }
-        if (!splice(p, &id_at, call_id, c)) return false;
-    }
+    const ms_api_message *before = ms_api_last(c); /* results only stand behind calls, so a result is good company */
+    bool follows = before && (before->role == MS_ROLE_TOOL || before->calls);
+    if (!follows && !lone_result(p, at, id, c)) return false;
     ms_api_message *m = ms_api_add_message(c, MS_ROLE_TOOL, at->index);
     if (!m) return ms_api_fail_memory(p->err);
-    m->call_id = call_id;
+    m->call_id = (ms_api_str){id->str, id->str_len};
     return ms_api_content(p, &output_at, output, false, c);
 }
 
@@ -252,8 +295,7 @@ static bool instructions(ms_api_parse *p, ms_api_conversation *c) {
     if (c->failed) return ms_api_fail_memory(p->err);
     ms_api_message system = c->messages[before];
     const ms_api_message *first = &c->messages[0];
-    bool same = before && first->role == MS_ROLE_SYSTEM && first->parts == 1 &&
-                c->parts[first->part].n == v->str_len &&
+    bool same = before && first->role == MS_ROLE_SYSTEM && first->parts == 1 && c->parts[first->part].n == v->str_len &&
                 memcmp(c->parts[first->part].s, v->str, v->str_len) == 0;
     if (same && p->spliced) {
         c->message_count = before;
@@ -276,8 +318,10 @@ static bool one_tool(ms_api_parse *p, const ms_api_path *at, const ms_json *v) {
         ms_api_tool_skip(p, type);
         return true;
     }
-    ms_api_tool_parts parts = {.name = ms_api_any(v, "name"), .description = ms_api_any(v, "description"),
-                               .parameters = ms_api_any(v, "parameters"), .strict = ms_api_any(v, "strict"),
+    ms_api_tool_parts parts = {.name = ms_api_any(v, "name"),
+                               .description = ms_api_any(v, "description"),
+                               .parameters = ms_api_any(v, "parameters"),
+                               .strict = ms_api_any(v, "strict"),
                                .schema_key = "parameters"};
     return ms_api_tool_add(p, at, &parts) && ms_api_fields(p, at, v, fields);
 }
@@ -328,8 +372,8 @@ static bool not_stored(ms_api_parse *p) {
         at.key = keys[i];
         background = ms_api_any(p->root, keys[i]) != NULL;
     }
-    return !background || ms_api_bad(p, &at, "previous_response_unsupported",
-                                     "responses are not stored; replay the full input");
+    return !background ||
+           ms_api_bad(p, &at, "previous_response_unsupported", "responses are not stored; replay the full input");
 }
 
 static bool include(ms_api_parse *p) {
@@ -339,8 +383,10 @@ static bool include(ms_api_parse *p) {
     ms_api_path item = {.up = &at};
     for (const ms_json *v = list ? list->child : NULL; v; v = v->next, item.index++) {
         if (!ms_api_is(p, &item, v, MS_WANT_STRING)) return false;
-        if (ms_json_is_string(v, "reasoning.encrypted_content")) p->r->include_encrypted_reasoning = true;
-        else ms_api_ignore(p, &item);
+        if (ms_json_is_string(v, "reasoning.encrypted_content"))
+            p->r->include_encrypted_reasoning = true;
+        else
+            ms_api_ignore(p, &item);
     }
     return true;
 }

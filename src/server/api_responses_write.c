@@ -29,8 +29,10 @@ typedef struct responses_writer {
 static void put_echo(const responses_writer *w, ms_text *out, const char *key, const char *absent) {
     const ms_json *v = ms_api_any(ms_json_root(w->base.r->doc), key);
     ms_text_printf(out, ",\"%s\":", key);
-    if (v && v->raw_len <= 256) ms_json_write(out, v, &ms_json_compact);
-    else ms_text_puts(out, absent);
+    if (v && v->raw_len <= 256)
+        ms_json_write(out, v, &ms_json_compact);
+    else
+        ms_text_puts(out, absent);
 }
 
 static void put_usage(ms_text *out, const ms_api_usage *u) {
@@ -63,7 +65,8 @@ static void put_response(const responses_writer *w, ms_text *out, const char *st
     put_error(out, e);
     ms_text_puts(out, ",\"incomplete_details\":");
     ms_text_puts(out, strcmp(status, "incomplete") == 0 ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    ms_text_puts(out, ",\"background\":false,\"previous_response_id\":null,\"store\":false,\"truncation\":\"disabled\"");
+    ms_text_puts(out,
+                 ",\"background\":false,\"previous_response_id\":null,\"store\":false,\"truncation\":\"disabled\"");
     ms_text_puts(out, ",\"model\":");
     ms_api_put(out, w->base.start.model);
     ms_text_puts(out, ",\"system_fingerprint\":");
@@ -73,15 +76,18 @@ static void put_response(const responses_writer *w, ms_text *out, const char *st
     put_echo(w, out, "top_p", "1");
     put_echo(w, out, "tool_choice", "\"auto\"");
     static const char *const formats[] = {"text", "json_object", "json_schema"};
-    ms_text_printf(out, ",\"instructions\":null,\"tools\":[],\"text\":{\"format\":{\"type\":\"%s\"}}", formats[r->format]);
+    ms_text_printf(out, ",\"instructions\":null,\"tools\":[],\"text\":{\"format\":{\"type\":\"%s\"}}",
+                   formats[r->format]);
     ms_text_printf(out, ",\"max_output_tokens\":%llu,\"parallel_tool_calls\":%s,\"reasoning\":{\"effort\":",
                    (unsigned long long)r->max_tokens, r->parallel_tools ? "true" : "false");
     ms_api_put(out, r->effort ? r->effort : "none");
     ms_text_printf(out, ",\"summary\":%s},\"output\":[", r->reasoning_summary ? "\"detailed\"" : "null");
     ms_text_append(out, w->output.data, w->output.len);
     ms_text_puts(out, "],\"usage\":");
-    if (usage) put_usage(out, usage);
-    else ms_text_puts(out, "null");
+    if (usage)
+        put_usage(out, usage);
+    else
+        ms_text_puts(out, "null");
     ms_text_puts(out, "}");
     out->failed = out->failed || w->output.failed;
 }
@@ -294,8 +300,10 @@ static void responses_finish(ms_api_writer *writer, ms_text *out, const ms_api_e
     bool cut = e->finish == MS_API_LENGTH;
     const char *status = cut ? "incomplete" : "completed";
     close_item(w, out, status);
-    if (!w->said && !w->base.calls && !cut) open_item(w, out, ITEM_MESSAGE);
-    else if (!w->thought && w->base.r->thinking) open_item(w, out, ITEM_REASONING);
+    if (!w->said && !w->base.calls && !cut)
+        open_item(w, out, ITEM_MESSAGE);
+    else if (!w->thought && w->base.r->thinking)
+        open_item(w, out, ITEM_REASONING);
     close_item(w, out, status);
     w->base.ended = true;
     if (!w->base.r->stream) {
@@ -309,8 +317,10 @@ static void responses_finish(ms_api_writer *writer, ms_text *out, const ms_api_e
 static void responses_error(ms_api_writer *writer, ms_text *out, const ms_api_error *e, const char *request_id) {
     responses_writer *w = (responses_writer *)writer;
     w->base.ended = true;
-    if (w->base.r->stream && w->base.started) response_event(w, out, "failed", "failed", NULL, e);
-    else ms_api_error_document(out, MS_API_RESPONSES, e, request_id);
+    if (w->base.r->stream && w->base.started)
+        response_event(w, out, "failed", "failed", NULL, e);
+    else
+        ms_api_error_document(out, MS_API_RESPONSES, e, request_id);
 }
 
 static void responses_destroy(ms_api_writer *writer) {

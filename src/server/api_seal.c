@@ -86,8 +86,10 @@ static bool derived(uint8_t out[DIGEST_BYTES], const uint8_t *key, const char *u
 
 void ms_api_sign(ms_text *out, const uint8_t key[MS_API_KEY_BYTES], const char *s, size_t len) {
     uint8_t own[DIGEST_BYTES], sum[DIGEST_BYTES];
-    if (derived(own, key, "signature") && digest(sum, own, s, len)) put_base64(out, sum, sizeof sum, false);
-    else out->failed = true;
+    if (derived(own, key, "signature") && digest(sum, own, s, len))
+        put_base64(out, sum, sizeof sum, false);
+    else
+        out->failed = true;
 }
 
 bool ms_api_sign_good(const uint8_t key[MS_API_KEY_BYTES], const char *s, size_t len, const char *sign,
@@ -108,12 +110,12 @@ static bool gcm(bool sealing, const uint8_t *key, const uint8_t *nonce, const ui
     uint8_t own[DIGEST_BYTES], rest[TAG_BYTES];
     int done = 0, more = 0, mode = sealing;
     EVP_CIPHER_CTX *c = EVP_CIPHER_CTX_new();
-    bool good = c && derived(own, key, "seal") && EVP_CipherInit_ex(c, EVP_aes_256_gcm(), NULL, own, nonce, mode) == 1 &&
-                EVP_CipherUpdate(c, NULL, &done, &version, 1) == 1 &&
-                (!n || EVP_CipherUpdate(c, out, &done, in, n) == 1) &&
-                (sealing || EVP_CIPHER_CTX_ctrl(c, EVP_CTRL_GCM_SET_TAG, TAG_BYTES, tag) == 1) &&
-                EVP_CipherFinal_ex(c, rest, &more) == 1 &&
-                (!sealing || EVP_CIPHER_CTX_ctrl(c, EVP_CTRL_GCM_GET_TAG, TAG_BYTES, tag) == 1);
+    bool good =
+        c && derived(own, key, "seal") && EVP_CipherInit_ex(c, EVP_aes_256_gcm(), NULL, own, nonce, mode) == 1 &&
+        EVP_CipherUpdate(c, NULL, &done, &version, 1) == 1 && (!n || EVP_CipherUpdate(c, out, &done, in, n) == 1) &&
+        (sealing || EVP_CIPHER_CTX_ctrl(c, EVP_CTRL_GCM_SET_TAG, TAG_BYTES, tag) == 1) &&
+        EVP_CipherFinal_ex(c, rest, &more) == 1 &&
+        (!sealing || EVP_CIPHER_CTX_ctrl(c, EVP_CTRL_GCM_GET_TAG, TAG_BYTES, tag) == 1);
     EVP_CIPHER_CTX_free(c);
     return good;
 }
@@ -128,8 +130,7 @@ void ms_api_seal(ms_text *out, const uint8_t key[MS_API_KEY_BYTES], const char *
     }
     uint8_t *nonce = blob + 1, *body = nonce + NONCE_BYTES;
     blob[0] = SEAL_VERSION;
-    if (RAND_bytes(nonce, NONCE_BYTES) == 1 &&
-        gcm(true, key, nonce, (const uint8_t *)s, (int)len, body, body + len)) {
+    if (RAND_bytes(nonce, NONCE_BYTES) == 1 && gcm(true, key, nonce, (const uint8_t *)s, (int)len, body, body + len)) {
         put_base64(out, blob, len + SEAL_EXTRA, true);
     } else {
         out->failed = true;

@@ -79,8 +79,10 @@ static bool chat_tool(ms_api_parse *p, const ms_api_path *at, const ms_json *v, 
         return ms_api_bad(p, &type_at, "invalid_tool", "only tools of type \"function\" are supported");
     }
     if (!ms_api_need(p, at, v, "function", MS_WANT_OBJECT, &f)) return false;
-    ms_api_tool_parts parts = {.name = ms_api_any(f, "name"), .description = ms_api_any(f, "description"),
-                               .parameters = ms_api_any(f, "parameters"), .strict = ms_api_any(f, "strict"),
+    ms_api_tool_parts parts = {.name = ms_api_any(f, "name"),
+                               .description = ms_api_any(f, "description"),
+                               .parameters = ms_api_any(f, "parameters"),
+                               .strict = ms_api_any(f, "strict"),
                                .schema_key = "parameters"};
     if (!check_tool(p, &f_at, &parts)) return false;
     if (!out) return true;

@@ -61,10 +61,13 @@ void ms_api_put_usage(ms_text *out, const ms_api_usage *u) {
 
 const char *ms_api_finish_reason(ms_api_finish f) {
     switch (f) {
-    case MS_API_LENGTH: return "length";
-    case MS_API_TOOL_CALLS: return "tool_calls";
+    case MS_API_LENGTH:
+        return "length";
+    case MS_API_TOOL_CALLS:
+        return "tool_calls";
     case MS_API_STOP:
-    case MS_API_STOP_STRING: break;
+    case MS_API_STOP_STRING:
+        break;
     }
     return "stop";
 }

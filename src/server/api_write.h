@@ -14,8 +14,8 @@ typedef struct ms_api_base {
     const ms_api_request *r;
     ms_api_start start; /* its model and fingerprint texts outlive the writer */
     bool started, ended;
-    uint32_t calls;       /* begun so far */
-    ms_text name, args;   /* of the call in progress */
+    uint32_t calls;     /* begun so far */
+    ms_text name, args; /* of the call in progress */
 } ms_api_base;
 void ms_api_base_free(ms_api_base *b); /* the base's texts, not the writer */
 
@@ -39,7 +39,8 @@ void ms_api_stream_error(ms_text *out, const ms_api_error *e);
 
 /* Keyed digest of a text as base64; good: does this text have this digest? */
 void ms_api_sign(ms_text *out, const uint8_t key[MS_API_KEY_BYTES], const char *s, size_t len);
-bool ms_api_sign_good(const uint8_t key[MS_API_KEY_BYTES], const char *s, size_t len, const char *sign, size_t sign_len);
+bool ms_api_sign_good(const uint8_t key[MS_API_KEY_BYTES], const char *s, size_t len, const char *sign,
+                      size_t sign_len);
 /* An encrypted and authenticated copy of a text, base64url. */
 void ms_api_seal(ms_text *out, const uint8_t key[MS_API_KEY_BYTES], const char *s, size_t len);
 /* Appends the text; false when the blob is not of this key or was changed. */

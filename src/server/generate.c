@@ -328,15 +328,28 @@ static void log_complete(run *r, const ms_decode *d, const ms_reply *reply, ms_a
     ms_log_end(&l);
 }
 
+/* Sends the calls and remembers them. */
+static void send_calls(run *r, const ms_reply *reply) {
+    ms_job *j = r->j;
+    bool keep = r->g->turns && j->request.kind == MS_API_RESPONSES && reply->call_count;
+    char(*ids)[MS_CALL_ID_BYTES] = keep ? calloc(reply->call_count, sizeof *ids) : NULL;
+    for (size_t i = 0; i < reply->call_count; i++) {
+        const ms_tool_call *c = &reply->calls[i];
+        char id[MS_CALL_ID_BYTES];
+        ms_job_call(j, c->name, c->name_len, c->arguments, c->arguments_len, id);
+        if (r->g->calls) ms_call_memory_add(r->g->calls, id, c->arguments, c->arguments_len);
+        if (ids) memcpy(ids[i], id, sizeof id);
+    }
+    if (!ids) return;
+    ms_turn_memory_add(r->g->turns, ms_json_get(ms_json_root(j->request.chat_doc), "messages"), reply,
+                       j->prompt.thinking, (const char(*)[MS_CALL_ID_BYTES])ids);
+    free(ids);
+}
+
 static void finish(run *r, ms_decode *d, const ms_reply *reply) {
     ms_job *j = r->j;
     char comment[160];
-    for (size_t i = 0; i < reply->call_count; i++) {
-        const ms_tool_call *c = &reply->calls[i];
-        char id[48];
-        ms_job_call(j, c->name, c->name_len, c->arguments, c->arguments_len, id);
-        if (r->g->calls) ms_call_memory_add(r->g->calls, id, c->arguments, c->arguments_len);
-    }
+    send_calls(r, reply);
     bool deadline = d->end == MS_END_DEADLINE;
     (void)snprintf(comment, sizeof comment, "%smoonshine prompt total=%zu evaluated=%zu reused=%zu",
                    deadline ? "moonshine stop=deadline\n" : "", r->prompt, r->prompt - r->from.at.matched,

@@ -16,6 +16,7 @@
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/retained.h"
+#include "server/turns.h"
 
 typedef struct ms_generator {
     ms_causal *timeline;
@@ -23,6 +24,7 @@ typedef struct ms_generator {
     ms_log *log;
     ms_metrics *metrics;
     ms_call_memory *calls;
+    ms_turn_memory *turns; /* NULL: not kept */
     const char *model_id, *fingerprint;
     uint32_t sequential_limit;
     bool reuse;             /* else every request begins with an empty timeline */

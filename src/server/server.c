@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-enum { DEFAULT_OUTPUT = 256, CALLS_MAX = 4096, CALLS_MAX_BYTES = 16 << 20 };
+enum { DEFAULT_OUTPUT = 256, CALLS_MAX = 4096, CALLS_MAX_BYTES = 16 << 20, TURNS_MAX = 32, TURNS_MAX_BYTES = 32 << 20 };
 
 static const ms_route routes[] = {
     {"/", false, MS_GET, true, MS_API_CHAT, ms_handle_ui},
@@ -71,6 +71,10 @@ static ms_status open_all(ms_server *s, ms_error *err) {
     MS_TRY(set_limits(s, err));
     s->calls = ms_call_memory_create(CALLS_MAX, CALLS_MAX_BYTES);
     if (!s->calls) return ms_fail_memory(err, "memory of calls", CALLS_MAX);
+    s->turns = ms_turn_memory_create(TURNS_MAX, TURNS_MAX_BYTES);
+    if (!s->turns) return ms_fail_memory(err, "memory of turns", TURNS_MAX);
+    s->limits.call_history = ms_turn_memory_history;
+    s->limits.call_history_arg = s->turns;
     ms_server_profile(s);
     const ms_worker_options w = {
         .source = s->o.source,
@@ -78,6 +82,7 @@ static ms_status open_all(ms_server *s, ms_error *err) {
                       .log = s->o.log,
                       .metrics = &s->metrics,
                       .calls = s->calls,
+                      .turns = s->turns,
                       .model_id = s->o.model_id,
                       .fingerprint = s->o.fingerprint,
                       .sequential_limit = s->o.sequential_limit,
@@ -142,6 +147,7 @@ void ms_server_destroy(ms_server *s) {
     ms_front_destroy(s->front);
     ms_worker_destroy(s->worker);
     ms_call_memory_destroy(s->calls);
+    ms_turn_memory_destroy(s->turns);
     (void)pthread_mutex_destroy(&s->parsing);
     free(s);
 }

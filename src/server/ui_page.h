@@ -1,5 +1,5 @@
-/* ui_page.h: the built-in chat page, one self-contained HTML file (src/server/ui/page.html), embedded when the library is
- * built.
+/* ui_page.h: the built-in chat page, one self-contained HTML file (src/server/ui/page.html), embedded when the library
+ * is built.
  *
  * Its own Content-Security-Policy forbids every request but to the server it came from.  Threads: constant data.
  */

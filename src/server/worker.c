@@ -167,6 +167,15 @@ static bool refuse_state(const ms_worker *w, ms_api_error *e) {
     return true;
 }
 
+/* Behind the lock: the terminal event of the slot's job is out.  Its client may have it, and come again, before the
+ * inference thread says so. */
+static bool is_exporting(const ms_worker *w) {
+    (void)pthread_mutex_lock(&w->slot->lock);
+    bool ended = w->slot->ended;
+    (void)pthread_mutex_unlock(&w->slot->lock);
+    return ended || w->exporting;
+}
+
 bool ms_worker_admit(ms_worker *w, ms_job *j, ms_api_error *e) {
     (void)pthread_mutex_lock(&w->lock);
     bool refused = refuse_state(w, e);
@@ -174,7 +183,7 @@ bool ms_worker_admit(ms_worker *w, ms_job *j, ms_api_error *e) {
     if (!refused && !w->slot) {
         w->slot = j;
         ms_job_hold(j);
-    } else if (!refused && w->exporting && !w->waiting) {
+    } else if (!refused && is_exporting(w) && !w->waiting) {
         w->waiting = j;
         w->waiting_since_ns = j->admitted_ns;
         ms_job_hold(j);

@@ -77,10 +77,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!size) return 0;
     unsigned bits = data[0];
     bool greedy = bits & 4;
-    ms_api_limits l = {.model_id = "m", .any_model = bits & 8, .max_output_ceiling = 4096, .default_output = 256,
-                       .clamp_max_tokens = bits & 16, .sampling = !greedy, .logprobs = !greedy,
-                       .dynamic_tools = !greedy, .efforts = efforts[greedy], .default_effort = efforts[greedy][1],
-                       .call_history = bits & 32 ? history : NULL, .needs_reasoning = bits & 64};
+    ms_api_limits l = {.model_id = "m",
+                       .any_model = bits & 8,
+                       .max_output_ceiling = 4096,
+                       .default_output = 256,
+                       .clamp_max_tokens = bits & 16,
+                       .sampling = !greedy,
+                       .logprobs = !greedy,
+                       .dynamic_tools = !greedy,
+                       .efforts = efforts[greedy],
+                       .default_effort = efforts[greedy][1],
+                       .call_history = bits & 32 ? history : NULL,
+                       .needs_reasoning = bits & 64};
     const ms_api_codec *codec = codecs[bits & 3];
     ms_api_request r;
     ms_api_error err;
@@ -88,6 +96,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         check_error(&err, codec->kind);
         return 0;
     }
+    require(!err.http);
     check_request(&r);
     write_all(codec, &r);
     ms_api_request_free(&r);

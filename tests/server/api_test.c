@@ -22,9 +22,16 @@ static const char *const k3_efforts[] = {"low", "medium", "high", "max", NULL};
 static const char *const greedy_efforts[] = {"none", "high", NULL};
 
 ms_api_limits k3_limits(void) {
-    return (ms_api_limits){.model_id = "moonshine", .aliases = aliases, .max_output_ceiling = 8192,
-                           .default_output = 256, .sampling = true, .logprobs = true, .dynamic_tools = true,
-                           .efforts = k3_efforts, .default_effort = "max", .key = "0123456789abcdef0123456789abcde"};
+    return (ms_api_limits){.model_id = "moonshine",
+                           .aliases = aliases,
+                           .max_output_ceiling = 8192,
+                           .default_output = 256,
+                           .sampling = true,
+                           .logprobs = true,
+                           .dynamic_tools = true,
+                           .efforts = k3_efforts,
+                           .default_effort = "max",
+                           .key = "0123456789abcdef0123456789abcde"};
 }
 
 ms_api_limits greedy_limits(void) {
@@ -55,8 +62,8 @@ static const char *bad(const ms_api_codec *codec, const ms_api_limits *l, const 
     ms_api_request r;
     if (codec->parse(&r, body, len, l, false, &err)) fail_msg("accepted: %.2000s", body);
     if (err.http != http || strcmp(err.code, code) != 0 || strcmp(err.param, param) != 0) {
-        fail_msg("%.1000s\nexpected %d %s \"%s\"\nfound    %d %s \"%s\": %s", body, http, code, param, err.http, err.code,
-                 err.param, err.message);
+        fail_msg("%.1000s\nexpected %d %s \"%s\"\nfound    %d %s \"%s\": %s", body, http, code, param, err.http,
+                 err.code, err.param, err.message);
     }
     ms_api_request empty = {0};
     assert_memory_equal(&r, &empty, sizeof r);
@@ -138,10 +145,15 @@ static void put_calls(text_target *t, const reply *what, unsigned *seed) {
 
 ms_text write_reply(const ms_api_codec *codec, const ms_api_request *r, const reply *what, unsigned seed) {
     ms_text out = {0};
-    ms_api_start start = {.id = "00112233445566778899aabbccddeeff", .created = 1790000000, .model = "moonshine",
-                          .fingerprint = "moonshine-q8-greedy", .usage = {.prompt = 30, .cached = 10}};
-    ms_api_end end = {.finish = what->finish, .usage = {.prompt = 30, .cached = 10, .completion = 12, .reasoning = 5},
-                      .stop = what->stop, .stop_len = what->stop ? strlen(what->stop) : 0,
+    ms_api_start start = {.id = "00112233445566778899aabbccddeeff",
+                          .created = 1790000000,
+                          .model = "moonshine",
+                          .fingerprint = "moonshine-q8-greedy",
+                          .usage = {.prompt = 30, .cached = 10}};
+    ms_api_end end = {.finish = what->finish,
+                      .usage = {.prompt = 30, .cached = 10, .completion = 12, .reasoning = 5},
+                      .stop = what->stop,
+                      .stop_len = what->stop ? strlen(what->stop) : 0,
                       .comment = "moonshine prompt total=30 evaluated=20 reused=10"};
     ms_api_writer *w = codec->writer(r);
     assert_non_null(w);
@@ -154,8 +166,10 @@ ms_text write_reply(const ms_api_codec *codec, const ms_api_request *r, const re
     t.channel = MS_CHANNEL_RESPONSE;
     if (what->content) pieces(what->content, &seed, put_text, &t);
     put_calls(&t, what, &seed);
-    if (what->error) w->ops->error(w, &out, what->error, "req_1");
-    else w->ops->finish(w, &out, &end);
+    if (what->error)
+        w->ops->error(w, &out, what->error, "req_1");
+    else
+        w->ops->finish(w, &out, &end);
     w->ops->keepalive(w, &out, "ended: nothing");
     w->ops->destroy(w);
     assert_false(out.failed);
@@ -229,7 +243,8 @@ ms_json_doc *doc_of(const ms_text *t) {
     ms_json_doc *doc;
     ms_error err;
     ms_json_limits limits = {.reject_duplicates = true};
-    if (ms_json_parse(&doc, t->data, t->len, "document", &limits, &err) != MS_OK) fail_msg("%s\n%s", err.message, t->data);
+    if (ms_json_parse(&doc, t->data, t->len, "document", &limits, &err) != MS_OK)
+        fail_msg("%s\n%s", err.message, t->data);
     return doc;
 }
 

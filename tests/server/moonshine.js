@@ -1,18 +1,45 @@
 // moonshine.js: starts moonshine-server for a test file and stops it again.
-import { spawn } from 'node:child_process';
+import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { copyFile, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
 
 const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), '../..');
 const READY_MS = 60_000;
 const STOP_MS = 40_000;
 
+const program = name => path.resolve(root, process.env.MOONSHINE_BIN || 'build', name);
+const nano = path.join(root, 'models/k3-nano');
+
 // Resolves to { origin, log(), stop() } once the server is ready.  The system chooses the port.
-export async function startServer(...options) {
-  const program = path.resolve(root, process.env.MOONSHINE_BIN || 'build', 'moonshine-server');
-  const model = path.join(root, 'models/k3-nano');
-  const child = spawn(program, [model, '--port', '0', '--context', '4096', ...options],
+export const startServer = (...options) => start(nano, options);
+
+// The same with random weights: they never come to an end, and take some milliseconds a token.
+export async function startSlowServer(...options) {
+  const folder = await mkdtemp(path.join(tmpdir(), 'moonshine-slow-'));
+  const model = path.join(folder, 'model');
+  const remove = () => rm(folder, { recursive: true });
+  try {
+    await promisify(execFile)(program('moonshine'), ['synth', model, '--vocab', '4096', '--layers', '40']);
+    for (const name of ['tiktoken.model', 'tokenizer_config.json']) {
+      await copyFile(path.join(nano, name), path.join(model, name));
+    }
+    const server = await start(model, options);
+    return { ...server, stop: () => server.stop().finally(remove) };
+  } catch (e) {
+    await remove();
+    throw e;
+  }
+}
+// A request that keeps the slow server busy for seconds.
+export const longRequest = { model: 'moonshine', messages: [{ role: 'user', content: 'Go on.' }], temperature: 2, seed: 2,
+  max_tokens: 3000 };
+
+async function start(model, options) {
+  const child = spawn(program('moonshine-server'), [model, '--port', '0', '--context', '4096', ...options],
     { stdio: ['ignore', 'ignore', 'pipe'], env: { PATH: process.env.PATH, LANG: 'C' } });
   let log = '';
   const origin = await new Promise((resolve, reject) => {

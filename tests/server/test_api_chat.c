@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define BEGIN "{'model':'moonshine','messages':[{'role':'user','content':'hi'}]"
+#define BEGIN    "{'model':'moonshine','messages':[{'role':'user','content':'hi'}]"
 #define MESSAGES "{'model':'moonshine','messages':"
 static const ms_api_codec *const chat = &ms_api_chat;
 
@@ -79,12 +79,13 @@ static void nul_is_a_character(void **state) {
 
 static void null_is_absent(void **state) {
     (void)state;
-    good("{'model':'moonshine','messages':[{'role':'user','content':'hi','name':null,'reasoning_content':null,"
-         "'tool_calls':null,'tool_call_id':null,'tools':null,'audio':null}],'stream':null,'stream_options':null,"
-         "'max_tokens':null,'max_completion_tokens':null,'tools':null,'tool_choice':null,'parallel_tool_calls':null,"
-         "'response_format':null,'reasoning_effort':null,'thinking':null,'chat_template_kwargs':null,'temperature':null,"
-         "'top_p':null,'top_k':null,'min_p':null,'seed':null,'stop':null,'logprobs':null,'top_logprobs':null,'n':null,"
-         "'logit_bias':null,'functions':null,'audio':null,'store':null,'grammar':null,'user':null}");
+    good(
+        "{'model':'moonshine','messages':[{'role':'user','content':'hi','name':null,'reasoning_content':null,"
+        "'tool_calls':null,'tool_call_id':null,'tools':null,'audio':null}],'stream':null,'stream_options':null,"
+        "'max_tokens':null,'max_completion_tokens':null,'tools':null,'tool_choice':null,'parallel_tool_calls':null,"
+        "'response_format':null,'reasoning_effort':null,'thinking':null,'chat_template_kwargs':null,'temperature':null,"
+        "'top_p':null,'top_k':null,'min_p':null,'seed':null,'stop':null,'logprobs':null,'top_logprobs':null,'n':null,"
+        "'logit_bias':null,'functions':null,'audio':null,'store':null,'grammar':null,'user':null}");
     parse_bad(chat, "{'model':null,'messages':[]}", 400, "missing_field", "model");
     parse_bad(chat, MESSAGES "null}", 400, "missing_field", "messages");
 }
@@ -97,8 +98,10 @@ static void types_and_paths(void **state) {
     parse_bad(chat, MESSAGES "{}}", 400, "invalid_type", "messages");
     parse_bad(chat, MESSAGES "[]}", 400, "invalid_value", "messages");
     parse_bad(chat, MESSAGES "[7]}", 400, "invalid_type", "messages[0]");
-    parse_bad(chat, MESSAGES "[{'role':'user','content':'a'},{'role':'user','content':[{'type':'text','text':'x'},"
-                    "{'type':'text','text':7}]}]}", 400, "invalid_type", "messages[1].content[1].text");
+    parse_bad(chat,
+              MESSAGES "[{'role':'user','content':'a'},{'role':'user','content':[{'type':'text','text':'x'},"
+                       "{'type':'text','text':7}]}]}",
+              400, "invalid_type", "messages[1].content[1].text");
     parse_bad(chat, MESSAGES "[{'role':'user','content':[7]}]}", 400, "invalid_type", "messages[0].content[0]");
     parse_bad(chat, MESSAGES "[{'role':'user','content':{}}]}", 400, "invalid_type", "messages[0].content");
     parse_bad(chat, BEGIN ",'tools':{}}", 400, "invalid_type", "tools");
@@ -149,7 +152,9 @@ static void integers(void **state) {
 static void field_classes(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, chat, MESSAGES "[{'role':'user','content':[{'type':'text','text':'a','cache_control':{}},"
+    parse_good(&r, chat,
+               MESSAGES
+               "[{'role':'user','content':[{'type':'text','text':'a','cache_control':{}},"
                "{'type':'text','text':'b','cache_control':{}}],'whatever':1,'refusal':'','annotations':[],'id':'m1'}],"
                "'user':'u','metadata':{},'store':false,'service_tier':'auto','prompt_cache_key':'k','verbosity':'low',"
                "'new field':1,'stream':true,'stream_options':{'include_obfuscation':true},'seed':4,'logit_bias':{},"
@@ -158,32 +163,31 @@ static void field_classes(void **state) {
                                         "prompt_cache_key,verbosity,unnamed,messages[].content[].cache_control,"
                                         "messages[].whatever,messages[].id");
     ms_api_request_free(&r);
-    static const char *const refused[][3] = {
-        {"'n':2", "n", "unsupported_value"},
-        {"'presence_penalty':0.1", "presence_penalty", "unsupported_value"},
-        {"'frequency_penalty':-1", "frequency_penalty", "unsupported_value"},
-        {"'logit_bias':{'5':1}", "logit_bias", "unsupported_value"},
-        {"'functions':[]", "functions", "unsupported_parameter"},
-        {"'function_call':'auto'", "function_call", "unsupported_parameter"},
-        {"'modalities':['audio']", "modalities", "unsupported_value"},
-        {"'audio':{}", "audio", "unsupported_parameter"},
-        {"'prediction':{}", "prediction", "unsupported_parameter"},
-        {"'web_search_options':{}", "web_search_options", "unsupported_parameter"},
-        {"'store':true", "store", "unsupported_value"},
-        {"'store':1", "store", "invalid_type"},
-        {"'n':'1'", "n", "invalid_type"},
-        {"'grammar':''", "grammar", "unsupported_parameter"},
-        {"'guided_json':{}", "guided_json", "unsupported_parameter"},
-        {"'guided_regex':'x'", "guided_regex", "unsupported_parameter"},
-        {"'json_schema':{}", "json_schema", "unsupported_parameter"}};
+    static const char *const refused[][3] = {{"'n':2", "n", "unsupported_value"},
+                                             {"'presence_penalty':0.1", "presence_penalty", "unsupported_value"},
+                                             {"'frequency_penalty':-1", "frequency_penalty", "unsupported_value"},
+                                             {"'logit_bias':{'5':1}", "logit_bias", "unsupported_value"},
+                                             {"'functions':[]", "functions", "unsupported_parameter"},
+                                             {"'function_call':'auto'", "function_call", "unsupported_parameter"},
+                                             {"'modalities':['audio']", "modalities", "unsupported_value"},
+                                             {"'audio':{}", "audio", "unsupported_parameter"},
+                                             {"'prediction':{}", "prediction", "unsupported_parameter"},
+                                             {"'web_search_options':{}", "web_search_options", "unsupported_parameter"},
+                                             {"'store':true", "store", "unsupported_value"},
+                                             {"'store':1", "store", "invalid_type"},
+                                             {"'n':'1'", "n", "invalid_type"},
+                                             {"'grammar':''", "grammar", "unsupported_parameter"},
+                                             {"'guided_json':{}", "guided_json", "unsupported_parameter"},
+                                             {"'guided_regex':'x'", "guided_regex", "unsupported_parameter"},
+                                             {"'json_schema':{}", "json_schema", "unsupported_parameter"}};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         char body[300];
         (void)snprintf(body, sizeof body, "%s,%s}", BEGIN, refused[i][0]);
         const char *why = parse_bad(chat, body, 400, refused[i][2], refused[i][1]);
         if (strncmp(refused[i][1], "guided_", 7) == 0) assert_non_null(strstr(why, "response_format"));
     }
-    assert_non_null(strstr(parse_bad(chat, BEGIN ",'functions':[]}", 400, "unsupported_parameter", "functions"),
-                           "use tools"));
+    assert_non_null(
+        strstr(parse_bad(chat, BEGIN ",'functions':[]}", 400, "unsupported_parameter", "functions"), "use tools"));
 }
 
 static void ignored_list_is_bounded(void **state) {
@@ -288,12 +292,14 @@ static void efforts(void **state) {
     parse_good(&r, chat, BEGIN "}");
     chat_is(&r, "{'messages':[{'role':'user','content':'hi'}],'thinking':true,'thinking_effort':'max'}");
     ms_api_request_free(&r);
-    parse_good(&r, chat, BEGIN ",'reasoning_effort':'low','thinking':{'type':'enabled'},"
-                               "'chat_template_kwargs':{'thinking':true}}");
+    parse_good(&r, chat,
+               BEGIN ",'reasoning_effort':'low','thinking':{'type':'enabled'},"
+                     "'chat_template_kwargs':{'thinking':true}}");
     assert_string_equal(r.effort, "low");
     ms_api_request_free(&r);
-    assert_string_equal(parse_bad(chat, BEGIN ",'reasoning_effort':'minimal'}", 400, "unsupported_value", "reasoning_effort"),
-                        "reasoning_effort: expected one of low, medium, high, max");
+    assert_string_equal(
+        parse_bad(chat, BEGIN ",'reasoning_effort':'minimal'}", 400, "unsupported_value", "reasoning_effort"),
+        "reasoning_effort: expected one of low, medium, high, max");
     parse_bad(chat, BEGIN ",'reasoning_effort':'none'}", 400, "unsupported_value", "reasoning_effort");
     parse_bad(chat, BEGIN ",'reasoning_effort':1}", 400, "invalid_type", "reasoning_effort");
     parse_bad(chat, BEGIN ",'thinking':{'type':'disabled'}}", 400, "unsupported_value", "thinking");
@@ -329,12 +335,16 @@ static void efforts(void **state) {
 static void messages(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, chat, MESSAGES "[{'role':'developer','content':'be nice'},{'role':'user','content':"
-               "[{'type':'text','text':'a'},{'type':'text','text':''},{'type':'input_text','text':'b'}],'name':'Ann'},"
-               "{'role':'assistant','content':[{'type':'output_text','text':'x'},{'type':'refusal','refusal':'y'}],"
-               "'reasoning_content':''},{'role':'assistant','content':null,'reasoning':'r'},{'role':'user','content':[]},"
-               "{'role':'system','content':'s'}]}");
-    chat_is(&r, "{'messages':[{'role':'system','content':'be nice'},{'role':'user','name':'Ann','content':"
+    parse_good(
+        &r, chat,
+        MESSAGES
+        "[{'role':'developer','content':'be nice'},{'role':'user','content':"
+        "[{'type':'text','text':'a'},{'type':'text','text':''},{'type':'input_text','text':'b'}],'name':'Ann'},"
+        "{'role':'assistant','content':[{'type':'output_text','text':'x'},{'type':'refusal','refusal':'y'}],"
+        "'reasoning_content':''},{'role':'assistant','content':null,'reasoning':'r'},{'role':'user','content':[]},"
+        "{'role':'system','content':'s'}]}");
+    chat_is(&r,
+            "{'messages':[{'role':'system','content':'be nice'},{'role':'user','name':'Ann','content':"
             "[{'type':'text','text':'a'},{'type':'text','text':'b'}]},{'role':'assistant','reasoning_content':'',"
             "'content':'xy'},{'role':'assistant','reasoning_content':'r','content':''},{'role':'user','content':''},"
             "{'role':'system','content':'s'}],'thinking':true,'thinking_effort':'max'}");
@@ -352,8 +362,10 @@ static void messages(void **state) {
               "messages[0].content[0].type");
     parse_bad(chat, MESSAGES "[{'role':'user','content':'x','reasoning_content':'r'}]}", 400, "invalid_value",
               "messages[0].reasoning_content");
-    parse_bad(chat, MESSAGES "[{'role':'assistant','content':'x','reasoning_content':'r','reasoning':'q'},"
-                    "{'role':'user','content':''}]}", 400, "invalid_value", "messages[0].reasoning");
+    parse_bad(chat,
+              MESSAGES "[{'role':'assistant','content':'x','reasoning_content':'r','reasoning':'q'},"
+                       "{'role':'user','content':''}]}",
+              400, "invalid_value", "messages[0].reasoning");
     parse_bad(chat, MESSAGES "[{'role':'user','content':'x','tool_calls':[{}]}]}", 400, "invalid_value",
               "messages[0].tool_calls");
     parse_bad(chat, MESSAGES "[{'role':'user','content':'x','tool_call_id':'c'}]}", 400, "invalid_value",
@@ -361,34 +373,35 @@ static void messages(void **state) {
     parse_bad(chat, MESSAGES "[{'role':'user','content':'x','name':''}]}", 400, "invalid_value", "messages[0].name");
     parse_bad(chat, MESSAGES "[{'role':'user','content':'x','audio':{}}]}", 400, "unsupported_parameter",
               "messages[0].audio");
-    parse_bad(chat, MESSAGES "[{'role':'assistant','content':'x','function_call':{}},{'role':'user','content':''}]}", 400,
-              "unsupported_parameter", "messages[0].function_call");
+    parse_bad(chat, MESSAGES "[{'role':'assistant','content':'x','function_call':{}},{'role':'user','content':''}]}",
+              400, "unsupported_parameter", "messages[0].function_call");
     parse_bad(chat, MESSAGES "[{'role':'user','content':'x'},{'role':'assistant','content':'y'}]}", 400,
               "assistant_prefill_unsupported", "messages[1]");
 }
 
 #define CALL(id, name, args) "{'id':'" id "','type':'function','function':{'name':'" name "','arguments':" args "}}"
-#define RESULT(id, text) "{'role':'tool','tool_call_id':'" id "','content':'" text "'}"
-#define TWO_CALLS \
-    "{'role':'user','content':'q'},{'role':'assistant','tool_calls':[" CALL("a", "f", "'{}'") "," \
-    CALL("b", "g", "{'x':1.50}") "]}"
+#define RESULT(id, text)     "{'role':'tool','tool_call_id':'" id "','content':'" text "'}"
+#define TWO_CALLS                                                                                                      \
+    "{'role':'user','content':'q'},{'role':'assistant','tool_calls':[" CALL("a", "f", "'{}'") "," CALL(                \
+        "b", "g", "{'x':1.50}") "]}"
 
 static void tool_history(void **state) {
     (void)state;
     ms_api_request r;
     parse_good(&r, chat, MESSAGES "[" TWO_CALLS "," RESULT("b", "2") "," RESULT("a", "1") "]}");
     chat_is(&r, "{'messages':[{'role':'user','content':'q'},{'role':'assistant','content':'','tool_calls':["
-            "{'type':'function','id':'a','function':{'name':'f','arguments':'{}'}},"
-            "{'type':'function','id':'b','function':{'name':'g','arguments':{'x':1.50}}}]},"
-            "{'role':'tool','tool_call_id':'a','content':'1'},{'role':'tool','tool_call_id':'b','content':'2'}],"
-            "'thinking':true,'thinking_effort':'max'}");
+                "{'type':'function','id':'a','function':{'name':'f','arguments':'{}'}},"
+                "{'type':'function','id':'b','function':{'name':'g','arguments':{'x':1.50}}}]},"
+                "{'role':'tool','tool_call_id':'a','content':'1'},{'role':'tool','tool_call_id':'b','content':'2'}],"
+                "'thinking':true,'thinking_effort':'max'}");
     ms_api_request_free(&r);
     /* The same id again in a later turn; a result without content. */
-    good(MESSAGES "[{'role':'user','content':'q'},{'role':'assistant','tool_calls':[" CALL("a", "f", "''") "]},"
-         "{'role':'tool','tool_call_id':'a'},{'role':'assistant','tool_calls':[" CALL("a", "f", "null") "]},"
-         RESULT("a", "x") "]}");
-    const char *why = parse_bad(chat, MESSAGES "[" TWO_CALLS "," RESULT("a", "1") ",{'role':'user','content':'x'}]}", 400,
-                                "tool_history_invalid", "messages[1]");
+    good(MESSAGES "[{'role':'user','content':'q'},{'role':'assistant','tool_calls':[" CALL(
+        "a", "f", "''") "]},"
+                        "{'role':'tool','tool_call_id':'a'},{'role':'assistant','tool_calls':[" CALL(
+                            "a", "f", "null") "]}," RESULT("a", "x") "]}");
+    const char *why = parse_bad(chat, MESSAGES "[" TWO_CALLS "," RESULT("a", "1") ",{'role':'user','content':'x'}]}",
+                                400, "tool_history_invalid", "messages[1]");
     assert_string_equal(why, "messages[1]: a call has no result right after this message: b");
     parse_bad(chat, MESSAGES "[" TWO_CALLS "," RESULT("b", "1") "]}", 400, "tool_history_invalid", "messages[1]");
     parse_bad(chat, MESSAGES "[" TWO_CALLS "," RESULT("a", "1") "," RESULT("a", "1") "]}", 400, "tool_history_invalid",
@@ -399,8 +412,10 @@ static void tool_history(void **state) {
               "tool_history_invalid", "messages[4]");
     parse_bad(chat, MESSAGES "[{'role':'user','content':'q'}," RESULT("a", "1") "]}", 400, "tool_history_invalid",
               "messages[1]");
-    parse_bad(chat, MESSAGES "[{'role':'assistant','tool_calls':[" CALL("a", "f", "''") "," CALL("a", "f", "''") "]},"
-                    RESULT("a", "1") "," RESULT("a", "1") "]}", 400, "tool_history_invalid", "messages[0]");
+    parse_bad(chat,
+              MESSAGES "[{'role':'assistant','tool_calls':[" CALL("a", "f", "''") "," CALL("a", "f", "''") "]}," RESULT(
+                  "a", "1") "," RESULT("a", "1") "]}",
+              400, "tool_history_invalid", "messages[0]");
     why = parse_bad(chat, MESSAGES "[" TWO_CALLS "," RESULT("a", "1") "," RESULT("secret text", "1") "]}", 400,
                     "tool_history_invalid", "messages[3]");
     assert_null(strstr(why, "secret"));
@@ -412,9 +427,17 @@ static void tool_history(void **state) {
 static void old_arguments(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, chat, MESSAGES "[{'role':'assistant','tool_calls':[" CALL("a", "f", "'{\\'k\\': [1, 2.50e1]}'") ","
-               CALL("b", "f", "'not json'") "," CALL("c", "f", "'  '") "," CALL("d", "f", "''") "]}," RESULT("a", "1") ","
-               RESULT("b", "") "," RESULT("c", "") "," RESULT("d", "") "]}");
+    parse_good(
+        &r, chat,
+        MESSAGES "[{'role':'assistant','tool_calls':[" CALL("a", "f", "'{\\'k\\': [1, 2.50e1]}'") "," CALL(
+            "b", "f",
+            "'not json'") "," CALL("c", "f",
+                                   "'  '") "," CALL("d", "f",
+                                                    "''") "]}," RESULT("a",
+                                                                       "1") "," RESULT("b",
+                                                                                       "") "," RESULT("c",
+                                                                                                      "") "," RESULT("d",
+                                                                                                                     "") "]}");
     const ms_json *root = ms_json_root(r.chat_doc);
     is_text(root, "messages[0].tool_calls[0].function.arguments", "{\"k\": [1, 2.50e1]}");
     is_text(root, "messages[0].tool_calls[1].function.arguments", "not json");
@@ -436,14 +459,20 @@ static void old_arguments(void **state) {
 /* ------------------------------------------------------------------ tools */
 
 #define TOOL(name, more) "{'type':'function','function':{'name':'" name "'" more "}}"
-#define TOOLS(list) BEGIN ",'tools':[" list "]"
+#define TOOLS(list)      BEGIN ",'tools':[" list "]"
 
 static void tools(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, chat, TOOLS(TOOL("f", ",'description':null,'parameters':{'type':'object','properties':{'n':"
-               "{'const':123456789012345678901234567890.50}}},'strict':true") "," TOOL("g", ",'parameters':null"))
-               ",'parallel_tool_calls':false}");
+    parse_good(
+        &r, chat,
+        TOOLS(TOOL(
+            "f",
+            ",'description':null,'parameters':{'type':'object','properties':{'n':"
+            "{'const':123456789012345678901234567890.50}}},'strict':true") "," TOOL("g",
+                                                                                    ",'parameters':null")) ",'parallel_"
+                                                                                                           "tool_calls'"
+                                                                                                           ":false}");
     assert_int_equal(r.tool_count, 2);
     assert_string_equal(r.tools[0].name, "f");
     assert_true(r.tools[0].strict && !r.tools[1].strict && r.tools[0].parameters && !r.tools[1].parameters);
@@ -452,9 +481,10 @@ static void tools(void **state) {
     assert_non_null(strstr(r.chat.data, json(",'parallel_tool_calls':false,")));
     assert_int_equal(r.tool_choice, MS_TOOLS_AUTO);
     ms_api_request_free(&r);
-    parse_good(&r, chat, BEGIN ",'tools':[{'type':'function','cache_control':{'type':'ephemeral'},'function':{'name':'f'}}]}");
+    parse_good(&r, chat,
+               BEGIN ",'tools':[{'type':'function','cache_control':{'type':'ephemeral'},'function':{'name':'f'}}]}");
     chat_is(&r, "{'messages':[{'role':'user','content':'hi'}],'tools':[{'type':'function','function':{'name':'f'}}],"
-            "'thinking':true,'thinking_effort':'max'}");
+                "'thinking':true,'thinking_effort':'max'}");
     assert_string_equal(r.ignored.data, "tools[].cache_control");
     ms_api_request_free(&r);
     good(TOOLS("") ",'parallel_tool_calls':false,'tool_choice':'none'}");
@@ -491,12 +521,15 @@ static void tool_choices(void **state) {
     assert_true(r.tool_choice == MS_TOOLS_NONE && !r.tool_allowed[0]);
     assert_non_null(strstr(r.chat.data, json(",'tool_choice':'none'")));
     ms_api_request_free(&r);
-    parse_good(&r, chat, TOOLS(TOOL("f", "") "," TOOL("g", "")) ",'tool_choice':{'type':'function','function':{'name':'g'}}}");
+    parse_good(&r, chat,
+               TOOLS(TOOL("f", "") "," TOOL("g", "")) ",'tool_choice':{'type':'function','function':{'name':'g'}}}");
     assert_true(r.tool_choice == MS_TOOLS_NAMED && !r.tool_allowed[0] && r.tool_allowed[1]);
     assert_non_null(strstr(r.chat.data, json(",'tool_choice':{'type':'function','function':{'name':'g'}}")));
     ms_api_request_free(&r);
-    parse_good(&r, chat, TOOLS(TOOL("f", "") "," TOOL("g", "")) ",'tool_choice':{'type':'allowed_tools','allowed_tools':"
-               "{'mode':'required','tools':[{'type':'function','function':{'name':'f'}}]}}}");
+    parse_good(&r, chat,
+               TOOLS(TOOL("f", "") "," TOOL(
+                   "g", "")) ",'tool_choice':{'type':'allowed_tools','allowed_tools':"
+                             "{'mode':'required','tools':[{'type':'function','function':{'name':'f'}}]}}}");
     assert_true(r.tool_choice == MS_TOOLS_ALLOWED && r.allowed_required && r.tool_allowed[0] && !r.tool_allowed[1]);
     ms_api_request_free(&r);
 #define CHOICE(c) TOOLS(TOOL("f", "")) ",'tool_choice':" c "}"
@@ -510,9 +543,10 @@ static void tool_choices(void **state) {
               "invalid_tool_choice", "tool_choice.allowed_tools.mode");
     parse_bad(chat, CHOICE("{'type':'allowed_tools','allowed_tools':{'mode':'auto','tools':[]}}"), 400,
               "invalid_tool_choice", "tool_choice.allowed_tools.tools");
-    parse_bad(chat, CHOICE("{'type':'allowed_tools','allowed_tools':{'mode':'auto','tools':[{'type':'function',"
-                           "'function':{'name':'zz'}}]}}"), 400, "invalid_tool_choice",
-              "tool_choice.allowed_tools.tools[0]");
+    parse_bad(chat,
+              CHOICE("{'type':'allowed_tools','allowed_tools':{'mode':'auto','tools':[{'type':'function',"
+                     "'function':{'name':'zz'}}]}}"),
+              400, "invalid_tool_choice", "tool_choice.allowed_tools.tools[0]");
     parse_bad(chat, BEGIN ",'tool_choice':'required'}", 400, "invalid_tool_choice", "tool_choice");
     good(BEGIN ",'tool_choice':'none'}");
     good(BEGIN ",'tool_choice':'auto'}");
@@ -521,8 +555,10 @@ static void tool_choices(void **state) {
 static void dynamic_tools(void **state) {
     (void)state;
     ms_api_request r;
-#define DYNAMIC(more) MESSAGES "[{'role':'system','tools':[" TOOL("late", ",'strict':true") "]" more "}," \
-                      "{'role':'user','content':'x'}],'tools':[" TOOL("f", "") "]"
+#define DYNAMIC(more)                                                                                                  \
+    MESSAGES "[{'role':'system','tools':[" TOOL(                                                                       \
+        "late", ",'strict':true") "]" more "},"                                                                        \
+                                  "{'role':'user','content':'x'}],'tools':[" TOOL("f", "") "]"
     parse_good(&r, chat, DYNAMIC("") "}");
     assert_int_equal(r.tool_count, 2);
     assert_string_equal(r.tools[1].name, "late");
@@ -531,6 +567,8 @@ static void dynamic_tools(void **state) {
     parse_bad(chat, DYNAMIC(",'content':'x'") "}", 400, "invalid_value", "messages[0].content");
     parse_bad(chat, DYNAMIC("") ",'tool_choice':{'type':'function','function':{'name':'late'}}}", 400,
               "invalid_tool_choice", "tool_choice");
+    parse_bad(chat, MESSAGES "[{'role':'system','content':'x','tools':'f'}]}", 400, "invalid_type",
+              "messages[0].tools");
     ms_api_limits l = greedy_limits();
     parse_bad_with(chat, &l, DYNAMIC("") "}", 400, "unsupported_parameter", "messages[0].tools");
     parse_bad(chat, MESSAGES "[{'role':'user','content':'x','tools':[{}]}]}", 400, "unsupported_parameter",
@@ -540,12 +578,13 @@ static void dynamic_tools(void **state) {
 static void formats(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, chat, BEGIN ",'response_format':{'type':'json_schema','json_schema':{'name':'x','strict':true,"
-               "'schema':{'type':'object','minimum':1.0}}}}");
+    parse_good(&r, chat,
+               BEGIN ",'response_format':{'type':'json_schema','json_schema':{'name':'x','strict':true,"
+                     "'schema':{'type':'object','minimum':1.0}}}}");
     assert_true(r.format == MS_API_JSON_SCHEMA && r.schema_strict);
     assert_int_equal(r.schema->count, 2);
     chat_is(&r, "{'messages':[{'role':'user','content':'hi'}],'response_format':{'type':'json_schema','json_schema':"
-            "{'schema':{'type':'object','minimum':1.0}}},'thinking':true,'thinking_effort':'max'}");
+                "{'schema':{'type':'object','minimum':1.0}}},'thinking':true,'thinking_effort':'max'}");
     ms_api_request_free(&r);
     parse_good(&r, chat, BEGIN ",'response_format':{'type':'json_object'}}");
     assert_true(r.format == MS_API_JSON_OBJECT && !r.schema);
@@ -814,8 +853,9 @@ static void logprob_entries(void **state) {
     (void)state;
     ms_api_request r;
     for (int stream = 0; stream < 2; stream++) {
-        parse_good(&r, chat, stream ? BEGIN ",'logprobs':true,'top_logprobs':1,'stream':true}"
-                                    : BEGIN ",'logprobs':true,'top_logprobs':1}");
+        parse_good(&r, chat,
+                   stream ? BEGIN ",'logprobs':true,'top_logprobs':1,'stream':true}"
+                          : BEGIN ",'logprobs':true,'top_logprobs':1}");
         ms_api_writer *w = chat->writer(&r);
         ms_text out = {0};
         ms_api_start start = {.id = "1", .model = "m", .fingerprint = "f"};
@@ -826,8 +866,10 @@ static void logprob_entries(void **state) {
         w->ops->start(w, &out, &start);
         out.len = 0;
         w->ops->text(w, &out, MS_CHANNEL_RESPONSE, "", 0, &p, 1);
-        if (stream) out.len -= 2; /* the empty line */
-        else w->ops->finish(w, &out, &(ms_api_end){0});
+        if (stream)
+            out.len -= 2; /* the empty line */
+        else
+            w->ops->finish(w, &out, &(ms_api_end){0});
         ms_text body = {.data = out.data + (stream ? 6 : 0), .len = out.len - (stream ? 6 : 0)};
         ms_json_doc *doc = doc_of(&body);
         const ms_json *entry = at(ms_json_root(doc), "choices[0].logprobs.content[0]");
@@ -845,20 +887,19 @@ static void logprob_entries(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(json_rules),     cmocka_unit_test(depth_of_unread_values),
-        cmocka_unit_test(surrogates),     cmocka_unit_test(nul_is_a_character),
-        cmocka_unit_test(null_is_absent), cmocka_unit_test(types_and_paths),
-        cmocka_unit_test(integers),       cmocka_unit_test(field_classes),
-        cmocka_unit_test(models),         cmocka_unit_test(ignored_list_is_bounded),
-        cmocka_unit_test(sampling),       cmocka_unit_test(stops),
-        cmocka_unit_test(logprobs),       cmocka_unit_test(efforts),
-        cmocka_unit_test(messages),       cmocka_unit_test(tool_history),
-        cmocka_unit_test(old_arguments),  cmocka_unit_test(tools),
-        cmocka_unit_test(tool_choices),   cmocka_unit_test(dynamic_tools),
-        cmocka_unit_test(formats),        cmocka_unit_test(document),
-        cmocka_unit_test(usage_variants), cmocka_unit_test(stream_equals_document),
-        cmocka_unit_test(errors),         cmocka_unit_test(comments_and_progress),
-        cmocka_unit_test(logprob_entries)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(json_rules),     cmocka_unit_test(depth_of_unread_values),
+                                       cmocka_unit_test(surrogates),     cmocka_unit_test(nul_is_a_character),
+                                       cmocka_unit_test(null_is_absent), cmocka_unit_test(types_and_paths),
+                                       cmocka_unit_test(integers),       cmocka_unit_test(field_classes),
+                                       cmocka_unit_test(models),         cmocka_unit_test(ignored_list_is_bounded),
+                                       cmocka_unit_test(sampling),       cmocka_unit_test(stops),
+                                       cmocka_unit_test(logprobs),       cmocka_unit_test(efforts),
+                                       cmocka_unit_test(messages),       cmocka_unit_test(tool_history),
+                                       cmocka_unit_test(old_arguments),  cmocka_unit_test(tools),
+                                       cmocka_unit_test(tool_choices),   cmocka_unit_test(dynamic_tools),
+                                       cmocka_unit_test(formats),        cmocka_unit_test(document),
+                                       cmocka_unit_test(usage_variants), cmocka_unit_test(stream_equals_document),
+                                       cmocka_unit_test(errors),         cmocka_unit_test(comments_and_progress),
+                                       cmocka_unit_test(logprob_entries)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

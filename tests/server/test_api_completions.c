@@ -1,4 +1,5 @@
-/* test_api_completions.c: raw completions: prompt forms, refusals, documents and streams; error documents of all APIs. */
+/* test_api_completions.c: raw completions: prompt forms, refusals, documents and streams; error documents of all APIs.
+ */
 #include "api_test.h"
 
 #include <stdio.h>
@@ -58,7 +59,8 @@ static void replies(void **state) {
     ms_text_free(&out);
     ms_api_request_free(&r);
     for (int usage = 0; usage < 2; usage++) {
-        parse_good(&r, raw, usage ? BEGIN ",'stream':true,'stream_options':{'include_usage':true}}" : BEGIN ",'stream':true}");
+        parse_good(&r, raw,
+                   usage ? BEGIN ",'stream':true,'stream_options':{'include_usage':true}}" : BEGIN ",'stream':true}");
         for (unsigned seed = 0; seed < 200; seed++) {
             out = write_reply(raw, &r, &(reply){.content = text, .finish = MS_API_STOP}, seed);
             sse s = sse_read(&out);
@@ -94,26 +96,25 @@ static void error_documents(void **state) {
     static const struct {
         int http;
         const char *code, *openai, *messages;
-    } rows[] = {
-        {400, "bad_http", "invalid_request_error", "invalid_request_error"},
-        {400, "context_length_exceeded", "invalid_request_error", "invalid_request_error"},
-        {401, "invalid_api_key", "authentication_error", "authentication_error"},
-        {403, "origin_not_allowed", "permission_error", "permission_error"},
-        {404, "model_not_found", "invalid_request_error", "not_found_error"},
-        {405, "method_not_allowed", "invalid_request_error", "invalid_request_error"},
-        {408, "request_timeout", "invalid_request_error", "invalid_request_error"},
-        {411, "length_required", "invalid_request_error", "invalid_request_error"},
-        {413, "body_too_large", "invalid_request_error", "request_too_large"},
-        {414, "uri_too_long", "invalid_request_error", "invalid_request_error"},
-        {415, "unsupported_media_type", "invalid_request_error", "invalid_request_error"},
-        {417, "expectation_failed", "invalid_request_error", "invalid_request_error"},
-        {431, "headers_too_large", "invalid_request_error", "invalid_request_error"},
-        {500, "engine_failure", "server_error", "api_error"},
-        {500, "tool_policy_unsatisfied", "server_error", "api_error"},
-        {501, "transfer_coding", "invalid_request_error", "invalid_request_error"},
-        {503, "server_busy", "server_error", "overloaded_error"},
-        {504, "deadline_exceeded", "server_error", "api_error"},
-        {505, "http_version", "invalid_request_error", "invalid_request_error"}};
+    } rows[] = {{400, "bad_http", "invalid_request_error", "invalid_request_error"},
+                {400, "context_length_exceeded", "invalid_request_error", "invalid_request_error"},
+                {401, "invalid_api_key", "authentication_error", "authentication_error"},
+                {403, "origin_not_allowed", "permission_error", "permission_error"},
+                {404, "model_not_found", "invalid_request_error", "not_found_error"},
+                {405, "method_not_allowed", "invalid_request_error", "invalid_request_error"},
+                {408, "request_timeout", "invalid_request_error", "invalid_request_error"},
+                {411, "length_required", "invalid_request_error", "invalid_request_error"},
+                {413, "body_too_large", "invalid_request_error", "request_too_large"},
+                {414, "uri_too_long", "invalid_request_error", "invalid_request_error"},
+                {415, "unsupported_media_type", "invalid_request_error", "invalid_request_error"},
+                {417, "expectation_failed", "invalid_request_error", "invalid_request_error"},
+                {431, "headers_too_large", "invalid_request_error", "invalid_request_error"},
+                {500, "engine_failure", "server_error", "api_error"},
+                {500, "tool_policy_unsatisfied", "server_error", "api_error"},
+                {501, "transfer_coding", "invalid_request_error", "invalid_request_error"},
+                {503, "server_busy", "server_error", "overloaded_error"},
+                {504, "deadline_exceeded", "server_error", "api_error"},
+                {505, "http_version", "invalid_request_error", "invalid_request_error"}};
     static const ms_api_kind kinds[] = {MS_API_CHAT, MS_API_COMPLETIONS, MS_API_MESSAGES, MS_API_RESPONSES};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         for (size_t k = 0; k < 4; k++) {

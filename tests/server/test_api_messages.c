@@ -7,8 +7,8 @@
 #include "server/api_write.h"
 
 #define HEAD "{'model':'moonshine','max_tokens':100"
-#define ASK HEAD ",'messages':[{'role':'user','content':'hi'}]"
-#define END ",'thinking':true,'thinking_effort':'max'}"
+#define ASK  HEAD ",'messages':[{'role':'user','content':'hi'}]"
+#define END  ",'thinking':true,'thinking_effort':'max'}"
 static const ms_api_codec *const api = &ms_api_messages;
 
 /* ------------------------------------------------------------------ requests */
@@ -16,14 +16,16 @@ static const ms_api_codec *const api = &ms_api_messages;
 static void basics(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, api, HEAD ",'system':[{'type':'text','text':'x-anthropic-billing-header: cc_version=1; n=2'},"
+    parse_good(&r, api,
+               HEAD
+               ",'system':[{'type':'text','text':'x-anthropic-billing-header: cc_version=1; n=2'},"
                "{'type':'text','text':'one','cache_control':{'type':'ephemeral'}},{'type':'text','text':'two'}],"
                "'messages':[{'role':'user','content':'hi'},{'role':'assistant','content':'yo'},{'role':'system',"
                "'content':'now'},{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}],"
                "'metadata':{'user_id':'u'},'stop_sequences':['A','B'],'stream':true,'temperature':1,'top_k':5}");
     chat_is(&r, "{'messages':[{'role':'system','content':[{'type':'text','text':'one'},{'type':'text','text':'two'}]},"
-            "{'role':'user','content':'hi'},{'role':'assistant','content':'yo'},{'role':'system','content':'now'},"
-            "{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}]" END);
+                "{'role':'user','content':'hi'},{'role':'assistant','content':'yo'},{'role':'system','content':'now'},"
+                "{'role':'user','content':[{'type':'text','text':'a'},{'type':'text','text':'b'}]}]" END);
     assert_string_equal(r.ignored.data, "metadata,system(billing-header),system[].cache_control");
     assert_true(r.stream && r.stop_count == 2 && r.sampled && r.max_tokens == 100);
     ms_api_request_free(&r);
@@ -33,7 +35,8 @@ static void basics(void **state) {
     parse_good(&r, api, ASK ",'system':[{'type':'text','text':'x-anthropic-billing-header: only'}]}");
     chat_is(&r, "{'messages':[{'role':'user','content':'hi'}]" END);
     ms_api_request_free(&r);
-    parse_bad(api, "{'model':'moonshine','messages':[{'role':'user','content':'hi'}]}", 400, "missing_field", "max_tokens");
+    parse_bad(api, "{'model':'moonshine','messages':[{'role':'user','content':'hi'}]}", 400, "missing_field",
+              "max_tokens");
     ms_api_limits l = k3_limits();
     ms_api_error e;
     const char *body = json("{'model':'moonshine','messages':[{'role':'user','content':'hi'}]}");
@@ -50,52 +53,82 @@ static void basics(void **state) {
               "unsupported_content_part", "messages[0].content[0].type");
     parse_bad(api, HEAD ",'messages':[{'role':'user','content':'x'},{'role':'assistant','content':'{'}]}", 400,
               "assistant_prefill_unsupported", "messages[1]");
+    ms_api_request none;
+    body = json(ASK ",'thread':{'type':'continue','previous_message_id':'msg_1'}}");
+    assert_false(api->parse(&none, body, strlen(body), &l, false, &e));
+    assert_string_equal(e.code, "unsupported_parameter");
+    ms_text out = {0};
+    ms_api_error_document(&out, MS_API_MESSAGES, &e, NULL);
+    ms_json_doc *doc = doc_of(&out); /* what the client library looks for before it sends the whole conversation */
+    is_text(ms_json_root(doc), "error.details.error_code", "thread_unsupported_request");
+    is_text(ms_json_root(doc), "error.details.unsupported[0]", "thread");
+    ms_json_free(doc);
+    ms_text_free(&out);
     parse_bad(api, "{'model':'moonshine','max_tokens':0,'messages':[]}", 400, "out_of_range", "max_tokens");
 }
 
-#define USE(id) "{'type':'tool_use','id':'" id "','name':'f','input':{'a': 1.50}}"
+#define USE(id)       "{'type':'tool_use','id':'" id "','name':'f','input':{'a': 1.50}}"
 #define RES(id, more) "{'type':'tool_result','tool_use_id':'" id "'" more "}"
 
 static void tool_turns(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, api, HEAD ",'messages':[{'role':'user','content':'q'},{'role':'assistant','content':["
-               "{'type':'thinking','thinking':'hm','signature':'bad'},{'type':'text','text':'I call'}," USE("t1") "," USE("t2")
-               "]},{'role':'user','content':[{'type':'text','text':'note'}," RES("t2", ",'content':[{'type':'text','text':'r2'}]")
-               "," RES("t1", ",'content':'r1','is_error':true") "]}]}");
-    chat_is(&r, "{'messages':[{'role':'user','content':'q'},{'role':'assistant','reasoning_content':'hm','content':'I call',"
-            "'tool_calls':[{'type':'function','id':'t1','function':{'name':'f','arguments':{'a': 1.50}}},"
-            "{'type':'function','id':'t2','function':{'name':'f','arguments':{'a': 1.50}}}]},"
-            "{'role':'tool','tool_call_id':'t1','content':'r1'},{'role':'tool','tool_call_id':'t2','content':'r2'},"
-            "{'role':'user','content':'note'}]" END);
+    parse_good(
+        &r, api,
+        HEAD
+        ",'messages':[{'role':'user','content':'q'},{'role':'assistant','content':["
+        "{'type':'thinking','thinking':'hm','signature':'bad'},{'type':'text','text':'I call'}," USE("t1") "," USE(
+            "t2") "]},{'role':'user','content':[{'type':'text','text':'note'}," RES("t2",
+                                                                                    ",'content':[{'type':'text','text':"
+                                                                                    "'r2'}]") "," RES("t1",
+                                                                                                      ",'content'"
+                                                                                                      ":'r1','is_"
+                                                                                                      "error':"
+                                                                                                      "true") "]}"
+                                                                                                              "]"
+                                                                                                              "}");
+    chat_is(
+        &r,
+        "{'messages':[{'role':'user','content':'q'},{'role':'assistant','reasoning_content':'hm','content':'I call',"
+        "'tool_calls':[{'type':'function','id':'t1','function':{'name':'f','arguments':{'a': 1.50}}},"
+        "{'type':'function','id':'t2','function':{'name':'f','arguments':{'a': 1.50}}}]},"
+        "{'role':'tool','tool_call_id':'t1','content':'r1'},{'role':'tool','tool_call_id':'t2','content':'r2'},"
+        "{'role':'user','content':'note'}]" END);
     assert_string_equal(r.ignored.data, "messages[].content[].signature,messages[].content[].is_error");
     ms_api_request_free(&r);
-    parse_good(&r, api, HEAD ",'messages':[{'role':'assistant','content':[" USE("t1") "]},{'role':'user','content':["
-               RES("t1", ",'is_error':false") "]}]}");
+    parse_good(&r, api,
+               HEAD ",'messages':[{'role':'assistant','content':[" USE("t1") "]},{'role':'user','content':[" RES(
+                   "t1", ",'is_error':false") "]}]}");
     assert_null(r.ignored.data);
     ms_api_request_free(&r);
-    parse_bad(api, HEAD ",'messages':[{'role':'assistant','content':[" USE("t1") "]},{'role':'user','content':'x'}]}", 400,
-              "tool_history_invalid", "messages[0]");
+    parse_bad(api, HEAD ",'messages':[{'role':'assistant','content':[" USE("t1") "]},{'role':'user','content':'x'}]}",
+              400, "tool_history_invalid", "messages[0]");
     parse_bad(api, HEAD ",'messages':[{'role':'user','content':[" RES("t1", "") "]}]}", 400, "tool_history_invalid",
               "messages[0]");
-    parse_bad(api, HEAD ",'messages':[{'role':'assistant','content':[{'type':'tool_use','id':'a','name':'f','input':'{}'}]}]}",
+    parse_bad(api,
+              HEAD
+              ",'messages':[{'role':'assistant','content':[{'type':'tool_use','id':'a','name':'f','input':'{}'}]}]}",
               400, "invalid_type", "messages[0].content[0].input");
     parse_bad(api, HEAD ",'messages':[{'role':'assistant','content':[{'type':'redacted_thinking','data':'x'}]}]}", 400,
               "unsupported_content_part", "messages[0].content[0].type");
-    parse_bad(api, HEAD ",'messages':[{'role':'assistant','content':[" USE("t1") "]},{'role':'user','content':["
-              RES("t1", ",'content':[{'type':'image'}]") "]}]}", 400, "unsupported_content_part",
-              "messages[1].content[0].content[0].type");
+    parse_bad(api,
+              HEAD ",'messages':[{'role':'assistant','content':[" USE("t1") "]},{'role':'user','content':[" RES(
+                  "t1", ",'content':[{'type':'image'}]") "]}]}",
+              400, "unsupported_content_part", "messages[1].content[0].content[0].type");
 }
 
 static void tools(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, api, ASK ",'tools':[{'name':'f','description':'does','input_schema':{'type':'object'},"
-               "'cache_control':{}},{'type':'web_search_20250305','name':'web_search'},{'type':'custom','name':'g',"
-               "'input_schema':{}}],'tool_choice':{'type':'tool','name':'g','disable_parallel_tool_use':true}}");
-    chat_is(&r, "{'messages':[{'role':'user','content':'hi'}],'tools':[{'type':'function','function':{'name':'f',"
-            "'description':'does','parameters':{'type':'object'}}},{'type':'function','function':{'name':'g',"
-            "'parameters':{}}}],'tool_choice':{'type':'function','function':{'name':'g'}},'parallel_tool_calls':false" END);
+    parse_good(&r, api,
+               ASK ",'tools':[{'name':'f','description':'does','input_schema':{'type':'object'},"
+                   "'cache_control':{}},{'type':'web_search_20250305','name':'web_search'},{'type':'custom','name':'g',"
+                   "'input_schema':{}}],'tool_choice':{'type':'tool','name':'g','disable_parallel_tool_use':true}}");
+    chat_is(
+        &r,
+        "{'messages':[{'role':'user','content':'hi'}],'tools':[{'type':'function','function':{'name':'f',"
+        "'description':'does','parameters':{'type':'object'}}},{'type':'function','function':{'name':'g',"
+        "'parameters':{}}}],'tool_choice':{'type':'function','function':{'name':'g'}},'parallel_tool_calls':false" END);
     assert_string_equal(r.ignored_tools.data, "web_search_20250305");
     assert_string_equal(r.ignored.data, "tools[].cache_control");
     assert_true(r.tool_count == 2 && r.tool_choice == MS_TOOLS_NAMED && r.tool_allowed[1] && !r.tool_allowed[0]);
@@ -124,7 +157,8 @@ static void thinking(void **state) {
     assert_string_equal(r.effort, "low");
     assert_string_equal(r.ignored.data, "thinking.budget_tokens");
     ms_api_request_free(&r);
-    parse_good(&r, api, ASK ",'thinking':{'type':'adaptive'},'output_config':{'format':{'type':'json_schema','schema':{}}}}");
+    parse_good(&r, api,
+               ASK ",'thinking':{'type':'adaptive'},'output_config':{'format':{'type':'json_schema','schema':{}}}}");
     assert_true(r.thinking && r.format == MS_API_JSON_SCHEMA && r.schema);
     ms_api_request_free(&r);
     parse_bad(api, ASK ",'thinking':{'type':'disabled'}}", 400, "unsupported_value", "thinking");
@@ -178,7 +212,9 @@ static void document(void **state) {
     static const struct {
         ms_api_finish finish;
         const char *stop, *reason;
-    } ends[] = {{MS_API_STOP, NULL, "end_turn"}, {MS_API_STOP_STRING, "STOP", "stop_sequence"}, {MS_API_LENGTH, NULL, "max_tokens"}};
+    } ends[] = {{MS_API_STOP, NULL, "end_turn"},
+                {MS_API_STOP_STRING, "STOP", "stop_sequence"},
+                {MS_API_LENGTH, NULL, "max_tokens"}};
     for (size_t i = 0; i < 3; i++) {
         out = write_reply(api, &r, &(reply){.content = "x", .finish = ends[i].finish, .stop = ends[i].stop}, 0);
         doc = doc_of(&out);
@@ -305,8 +341,10 @@ static void replayed_signature(void **state) {
     ms_text body = {0}, sign = {0};
     ms_api_limits l = k3_limits();
     ms_api_sign(&sign, l.key, "hm \xc3\xa4", 5);
-    ms_text_printf(&body, HEAD ",'messages':[{'role':'assistant','content':[{'type':'thinking','thinking':'hm \xc3\xa4',"
-                   "'signature':'%s'},{'type':'text','text':'x'}]},{'role':'user','content':'y'}]}", sign.data);
+    ms_text_printf(&body,
+                   HEAD ",'messages':[{'role':'assistant','content':[{'type':'thinking','thinking':'hm \xc3\xa4',"
+                        "'signature':'%s'},{'type':'text','text':'x'}]},{'role':'user','content':'y'}]}",
+                   sign.data);
     parse_good(&r, api, body.data);
     assert_null(r.ignored.data);
     ms_api_request_free(&r);
@@ -317,6 +355,71 @@ static void replayed_signature(void **state) {
     ms_api_request_free(&r);
     ms_text_free(&body);
     ms_text_free(&sign);
+}
+
+/* HMAC-SHA-256 under HMAC-SHA-256(key, "signature"), computed elsewhere: replays of old versions stay good. */
+static void known_signature(void **state) {
+    (void)state;
+    ms_text sign = {0};
+    ms_api_limits l = k3_limits();
+    ms_api_sign(&sign, l.key, "hm", 2);
+    assert_string_equal(sign.data, "FOulj8lLuqQVlLLHiHnWEzBP4VU5mQ2WehgbXuHor08=");
+    assert_true(ms_api_sign_good(l.key, "hm", 2, sign.data, sign.len));
+    assert_false(ms_api_sign_good(l.key, "hm", 2, sign.data, sign.len - 1));
+    assert_false(ms_api_sign_good(l.key, "hn", 2, sign.data, sign.len));
+    ms_text_free(&sign);
+}
+
+#define USER_BLOCK(b)  HEAD ",'messages':[{'role':'user','content':[" b "]}]}"
+#define MODEL_BLOCK(b) HEAD ",'messages':[{'role':'assistant','content':[" b "]},{'role':'user','content':'x'}]}"
+
+static void types_and_paths(void **state) {
+    (void)state;
+    parse_bad(api, HEAD ",'messages':{}}", 400, "invalid_type", "messages");
+    parse_bad(api, HEAD ",'messages':[7]}", 400, "invalid_type", "messages[0]");
+    parse_bad(api, HEAD ",'messages':[{'content':'x'}]}", 400, "missing_field", "messages[0].role");
+    parse_bad(api, HEAD ",'messages':[{'role':'user','content':7}]}", 400, "invalid_type", "messages[0].content");
+    parse_bad(api, USER_BLOCK("7"), 400, "invalid_type", "messages[0].content[0]");
+    parse_bad(api, USER_BLOCK("{'text':'x'}"), 400, "missing_field", "messages[0].content[0].type");
+    parse_bad(api, USER_BLOCK("{'type':'text'}"), 400, "missing_field", "messages[0].content[0].text");
+    parse_bad(api, USER_BLOCK("{'type':'text','text':7}"), 400, "invalid_type", "messages[0].content[0].text");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result'}"), 400, "missing_field", "messages[0].content[0].tool_use_id");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':''}"), 400, "invalid_value",
+              "messages[0].content[0].tool_use_id");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':'a','content':7}"), 400, "invalid_type",
+              "messages[0].content[0].content");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':'a','content':[7]}"), 400, "invalid_type",
+              "messages[0].content[0].content[0]");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':'a','content':[{'type':'text'}]}"), 400,
+              "missing_field", "messages[0].content[0].content[0].text");
+    parse_bad(api, USER_BLOCK("{'type':'tool_result','tool_use_id':'a','is_error':1}"), 400, "invalid_type",
+              "messages[0].content[0].is_error");
+    parse_bad(api, MODEL_BLOCK("7"), 400, "invalid_type", "messages[0].content[0]");
+    parse_bad(api, MODEL_BLOCK("{'type':'thinking'}"), 400, "missing_field", "messages[0].content[0].thinking");
+    parse_bad(api, MODEL_BLOCK("{'type':'thinking','thinking':'x','signature':7}"), 400, "invalid_type",
+              "messages[0].content[0].signature");
+    parse_bad(api, MODEL_BLOCK("{'type':'tool_use','name':'f','input':{}}"), 400, "missing_field",
+              "messages[0].content[0].id");
+    parse_bad(api, MODEL_BLOCK("{'type':'tool_use','id':'a','input':{}}"), 400, "missing_field",
+              "messages[0].content[0].name");
+    parse_bad(api, MODEL_BLOCK("{'type':'tool_use','id':'a','name':'f'}"), 400, "missing_field",
+              "messages[0].content[0].input");
+    parse_bad(api, ASK ",'system':[7]}", 400, "invalid_type", "system[0]");
+    parse_bad(api, ASK ",'system':[{'type':'text','text':7}]}", 400, "invalid_type", "system[0].text");
+    parse_bad(api, ASK ",'tools':{}}", 400, "invalid_type", "tools");
+    parse_bad(api, ASK ",'tools':[7]}", 400, "invalid_type", "tools[0]");
+    parse_bad(api, ASK ",'tools':[{'type':7}]}", 400, "invalid_type", "tools[0].type");
+    parse_bad(api, WITH("{}"), 400, "missing_field", "tool_choice.type");
+    parse_bad(api, WITH("{'type':'auto','disable_parallel_tool_use':1}"), 400, "invalid_type",
+              "tool_choice.disable_parallel_tool_use");
+    parse_bad(api, ASK ",'output_config':7}", 400, "invalid_type", "output_config");
+    parse_bad(api, ASK ",'output_config':{'format':7}}", 400, "invalid_type", "output_config.format");
+    parse_bad(api, ASK ",'output_config':{'format':{'type':'json_schema'}}}", 400, "missing_field",
+              "output_config.format.schema");
+    parse_bad(api, ASK ",'thinking':true}", 400, "invalid_type", "thinking");
+    parse_bad(api, ASK ",'stream':1}", 400, "invalid_type", "stream");
+    parse_bad(api, ASK ",'mcp_servers':[{}]}", 400, "unsupported_value", "mcp_servers");
+    parse_bad(api, ASK ",'container':'c'}", 400, "unsupported_parameter", "container");
 }
 
 static void errors(void **state) {
@@ -338,9 +441,10 @@ static void errors(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(basics),   cmocka_unit_test(tool_turns),         cmocka_unit_test(tools),
-        cmocka_unit_test(thinking), cmocka_unit_test(document),           cmocka_unit_test(stream_equals_document),
-        cmocka_unit_test(errors),   cmocka_unit_test(replayed_signature)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(basics),          cmocka_unit_test(tool_turns),
+                                       cmocka_unit_test(tools),           cmocka_unit_test(thinking),
+                                       cmocka_unit_test(document),        cmocka_unit_test(stream_equals_document),
+                                       cmocka_unit_test(errors),          cmocka_unit_test(replayed_signature),
+                                       cmocka_unit_test(known_signature), cmocka_unit_test(types_and_paths)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

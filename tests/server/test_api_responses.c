@@ -6,10 +6,10 @@
 
 #include "server/api_write.h"
 
-#define HEAD "{'model':'moonshine'"
-#define ASK HEAD ",'input':'hi'"
+#define HEAD         "{'model':'moonshine'"
+#define ASK          HEAD ",'input':'hi'"
 #define INPUT(items) HEAD ",'input':[" items "]}"
-#define END ",'thinking':true,'thinking_effort':'max'}"
+#define END          ",'thinking':true,'thinking_effort':'max'}"
 static const ms_api_codec *const api = &ms_api_responses;
 
 /* ------------------------------------------------------------------ requests */
@@ -17,12 +17,14 @@ static const ms_api_codec *const api = &ms_api_responses;
 static void basics(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, api, ASK ",'instructions':'be brief','store':true,'truncation':'disabled','prompt_cache_key':'k',"
+    parse_good(&r, api,
+               ASK
+               ",'instructions':'be brief','store':true,'truncation':'disabled','prompt_cache_key':'k',"
                "'include':['reasoning.encrypted_content','file_search_call.results'],'reasoning':{'effort':'low',"
                "'summary':'auto'},'text':{'verbosity':'low','format':{'type':'json_schema','name':'n','schema':{}}},"
                "'stream':true,'temperature':1,'background':false}");
     chat_is(&r, "{'messages':[{'role':'system','content':'be brief'},{'role':'user','content':'hi'}],'response_format':"
-            "{'type':'json_schema','json_schema':{'schema':{}}},'thinking':true,'thinking_effort':'low'}");
+                "{'type':'json_schema','json_schema':{'schema':{}}},'thinking':true,'thinking_effort':'low'}");
     assert_true(r.include_encrypted_reasoning && r.reasoning_summary && r.sampled && r.stream);
     assert_string_equal(r.ignored.data, "include[],text.verbosity,store,prompt_cache_key");
     assert_int_equal(r.max_tokens, 8192);
@@ -36,7 +38,8 @@ static void basics(void **state) {
     parse_bad(api, ASK ",'truncation':'auto'}", 400, "unsupported_value", "truncation");
     parse_bad(api, ASK ",'max_output_tokens':0}", 400, "out_of_range", "max_output_tokens");
     parse_bad(api, ASK ",'reasoning':{'effort':'minimal'}}", 400, "unsupported_value", "reasoning.effort");
-    parse_bad(api, ASK ",'text':{'format':{'type':'json_schema','schema':{}}}}", 400, "missing_field", "text.format.name");
+    parse_bad(api, ASK ",'text':{'format':{'type':'json_schema','schema':{}}}}", 400, "missing_field",
+              "text.format.name");
     parse_bad(api, ASK ",'prompt':{'id':'x'}}", 400, "unsupported_parameter", "prompt");
     parse_bad(api, INPUT("{'type':'item_reference','id':'x'}"), 400, "previous_response_unsupported", "input[0].type");
     parse_bad(api, INPUT("{'type':'web_search_call'}"), 400, "unsupported_value", "input[0].type");
@@ -50,17 +53,19 @@ static void basics(void **state) {
 static void tools(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, api, ASK ",'tools':[{'type':'function','name':'f','description':'d','parameters':{'type':'object'},"
-               "'strict':true},{'type':'web_search'},{'type':'custom','name':'x'},{'type':'local_shell'}],"
-               "'tool_choice':{'type':'function','name':'f'},'parallel_tool_calls':false}");
+    parse_good(&r, api,
+               ASK ",'tools':[{'type':'function','name':'f','description':'d','parameters':{'type':'object'},"
+                   "'strict':true},{'type':'web_search'},{'type':'custom','name':'x'},{'type':'local_shell'}],"
+                   "'tool_choice':{'type':'function','name':'f'},'parallel_tool_calls':false}");
     chat_is(&r, "{'messages':[{'role':'user','content':'hi'}],'tools':[{'type':'function','function':{'name':'f',"
-            "'description':'d','parameters':{'type':'object'},'strict':true}}],'tool_choice':{'type':'function',"
-            "'function':{'name':'f'}},'parallel_tool_calls':false" END);
+                "'description':'d','parameters':{'type':'object'},'strict':true}}],'tool_choice':{'type':'function',"
+                "'function':{'name':'f'}},'parallel_tool_calls':false" END);
     assert_string_equal(r.ignored_tools.data, "web_search,custom,local_shell");
     assert_true(r.tools[0].strict && r.tool_count == 1);
     ms_api_request_free(&r);
-    parse_good(&r, api, ASK ",'tools':[{'type':'function','name':'f'},{'type':'function','name':'g'}],'tool_choice':"
-               "{'type':'allowed_tools','mode':'auto','tools':[{'type':'function','name':'g'}]}}");
+    parse_good(&r, api,
+               ASK ",'tools':[{'type':'function','name':'f'},{'type':'function','name':'g'}],'tool_choice':"
+                   "{'type':'allowed_tools','mode':'auto','tools':[{'type':'function','name':'g'}]}}");
     assert_true(r.tool_choice == MS_TOOLS_ALLOWED && !r.allowed_required && r.tool_allowed[1] && !r.tool_allowed[0]);
     ms_api_request_free(&r);
     parse_bad(api, ASK ",'tools':[{'name':'f'}]}", 400, "missing_field", "tools[0].type");
@@ -68,29 +73,37 @@ static void tools(void **state) {
               "tool_choice");
 }
 
-#define REASONING(t) "{'type':'reasoning','id':'rs_1','summary':[],'content':[{'type':'reasoning_text','text':'" t "'}]}"
-#define SAYS(t) "{'type':'message','id':'m','status':'completed','role':'assistant','content':[{'type':'output_text'," \
-                "'text':'" t "','annotations':[],'logprobs':[]}]}"
-#define CALL(id) "{'type':'function_call','id':'fc','call_id':'" id "','name':'f','arguments':'{}'}"
+#define REASONING(t)                                                                                                   \
+    "{'type':'reasoning','id':'rs_1','summary':[],'content':[{'type':'reasoning_text','text':'" t "'}]}"
+#define SAYS(t)                                                                                                        \
+    "{'type':'message','id':'m','status':'completed','role':'assistant','content':[{'type':'output_text',"             \
+    "'text':'" t "','annotations':[],'logprobs':[]}]}"
+#define CALL(id)   "{'type':'function_call','id':'fc','call_id':'" id "','name':'f','arguments':'{}'}"
 #define OUTPUT(id) "{'type':'function_call_output','call_id':'" id "','output':'r" id "'}"
-#define ASKS "{'role':'user','content':'q'}"
+#define ASKS       "{'role':'user','content':'q'}"
 
 static void items(void **state) {
     (void)state;
     ms_api_request r;
-    parse_good(&r, api, INPUT("{'role':'developer','content':'d'}," ASKS "," REASONING("t1") "," SAYS("s1") "," CALL("a") ","
-               CALL("b") "," OUTPUT("b") "," OUTPUT("a") "," REASONING("t2") "," CALL("c") ","
-               "{'type':'function_call_output','call_id':'c','output':[{'type':'input_text','text':'x'},"
-               "{'type':'input_text','text':'y'}]}," SAYS("s2") "," SAYS("s3") "," ASKS));
-    chat_is(&r, "{'messages':[{'role':'system','content':'d'},{'role':'user','content':'q'},"
-            "{'role':'assistant','reasoning_content':'t1','content':'s1','tool_calls':["
-            "{'type':'function','id':'a','function':{'name':'f','arguments':'{}'}},"
-            "{'type':'function','id':'b','function':{'name':'f','arguments':'{}'}}]},"
-            "{'role':'tool','tool_call_id':'a','content':'ra'},{'role':'tool','tool_call_id':'b','content':'rb'},"
-            "{'role':'assistant','reasoning_content':'t2','content':'','tool_calls':["
-            "{'type':'function','id':'c','function':{'name':'f','arguments':'{}'}}]},"
-            "{'role':'tool','tool_call_id':'c','content':[{'type':'text','text':'x'},{'type':'text','text':'y'}]},"
-            "{'role':'assistant','content':'s2'},{'role':'assistant','content':'s3'},{'role':'user','content':'q'}]" END);
+    parse_good(&r, api,
+               INPUT("{'role':'developer','content':'d'}," ASKS
+                     "," REASONING("t1") "," SAYS("s1") "," CALL("a") "," CALL("b") "," OUTPUT("b") "," OUTPUT(
+                         "a") "," REASONING("t2") "," CALL("c") ","
+                                                                "{'type':'function_call_output','call_id':'c','output':"
+                                                                "[{'type':'input_text','text':'x'},"
+                                                                "{'type':'input_text','text':'y'}]}," SAYS(
+                                                                    "s2") "," SAYS("s3") "," ASKS));
+    chat_is(
+        &r,
+        "{'messages':[{'role':'system','content':'d'},{'role':'user','content':'q'},"
+        "{'role':'assistant','reasoning_content':'t1','content':'s1','tool_calls':["
+        "{'type':'function','id':'a','function':{'name':'f','arguments':'{}'}},"
+        "{'type':'function','id':'b','function':{'name':'f','arguments':'{}'}}]},"
+        "{'role':'tool','tool_call_id':'a','content':'ra'},{'role':'tool','tool_call_id':'b','content':'rb'},"
+        "{'role':'assistant','reasoning_content':'t2','content':'','tool_calls':["
+        "{'type':'function','id':'c','function':{'name':'f','arguments':'{}'}}]},"
+        "{'role':'tool','tool_call_id':'c','content':[{'type':'text','text':'x'},{'type':'text','text':'y'}]},"
+        "{'role':'assistant','content':'s2'},{'role':'assistant','content':'s3'},{'role':'user','content':'q'}]" END);
     assert_null(r.ignored.data);
     ms_api_request_free(&r);
     parse_bad(api, INPUT(ASKS "," CALL("a") "," ASKS), 400, "tool_history_invalid", "input[1]");
@@ -103,6 +116,53 @@ static void items(void **state) {
               "input[0].arguments");
     parse_bad(api, INPUT(CALL("a") ",{'type':'function_call_output','call_id':'a'}"), 400, "missing_field",
               "input[1].output");
+}
+
+static void types_and_paths(void **state) {
+    (void)state;
+    parse_bad(api, INPUT("7"), 400, "invalid_type", "input[0]");
+    parse_bad(api, INPUT("{'type':7}"), 400, "invalid_type", "input[0].type");
+    parse_bad(api, INPUT("{'content':'x'}"), 400, "missing_field", "input[0].role");
+    parse_bad(api, INPUT("{'role':'user'}"), 400, "missing_field", "input[0].content");
+    parse_bad(api, INPUT("{'role':'user','content':7}"), 400, "invalid_type", "input[0].content");
+    parse_bad(api, INPUT("{'type':'reasoning','encrypted_content':7}"), 400, "invalid_type",
+              "input[0].encrypted_content");
+    parse_bad(api, INPUT("{'type':'reasoning','content':7}"), 400, "invalid_type", "input[0].content");
+    parse_bad(api, INPUT("{'type':'reasoning','content':[7]}"), 400, "invalid_type", "input[0].content[0]");
+    parse_bad(api, INPUT("{'type':'reasoning','summary':[{}]}"), 400, "missing_field", "input[0].summary[0].text");
+    parse_bad(api, INPUT("{'type':'function_call','call_id':'','name':'f'}"), 400, "invalid_value", "input[0].call_id");
+    parse_bad(api, INPUT("{'type':'function_call','call_id':'a'}"), 400, "missing_field", "input[0].name");
+    parse_bad(api, INPUT("{'type':'function_call','call_id':'a','name':'f','arguments':{}}"), 400, "invalid_type",
+              "input[0].arguments");
+    parse_bad(api, INPUT("{'type':'function_call_output','output':''}"), 400, "missing_field", "input[0].call_id");
+    parse_bad(api, INPUT(CALL("a") ",{'type':'function_call_output','call_id':'a','output':7}"), 400, "invalid_type",
+              "input[1].output");
+    parse_bad(api, ASK ",'instructions':7}", 400, "invalid_type", "instructions");
+    parse_bad(api, ASK ",'tools':7}", 400, "invalid_type", "tools");
+    parse_bad(api, ASK ",'tools':[7]}", 400, "invalid_type", "tools[0]");
+    parse_bad(api, ASK ",'tools':[{'type':'function'}]}", 400, "missing_field", "tools[0].name");
+    parse_bad(api, ASK ",'parallel_tool_calls':1}", 400, "invalid_type", "parallel_tool_calls");
+    parse_bad(api, ASK ",'include':'x'}", 400, "invalid_type", "include");
+    parse_bad(api, ASK ",'include':[7]}", 400, "invalid_type", "include[0]");
+    parse_bad(api, ASK ",'reasoning':'low'}", 400, "invalid_type", "reasoning");
+    parse_bad(api, ASK ",'reasoning':{'summary':7}}", 400, "invalid_type", "reasoning.summary");
+    parse_bad(api, ASK ",'reasoning':{'generate_summary':7}}", 400, "invalid_type", "reasoning.generate_summary");
+    parse_bad(api, ASK ",'text':7}", 400, "invalid_type", "text");
+    parse_bad(api, ASK ",'text':{'format':7}}", 400, "invalid_type", "text.format");
+    parse_bad(api, ASK ",'truncation':7}", 400, "invalid_type", "truncation");
+    parse_bad(api, ASK ",'background':7}", 400, "invalid_type", "background");
+    parse_bad(api, ASK ",'stream':7}", 400, "invalid_type", "stream");
+    parse_bad(api, ASK ",'top_logprobs':2}", 400, "unsupported_value", "top_logprobs");
+#define FLAT(choice) ASK ",'tools':[{'type':'function','name':'f'}],'tool_choice':" choice "}"
+    parse_bad(api, FLAT("{'type':'function'}"), 400, "missing_field", "tool_choice.name");
+    parse_bad(api, FLAT("{'type':'web_search'}"), 400, "invalid_tool_choice", "tool_choice");
+    parse_bad(api, FLAT("{'type':'allowed_tools','mode':'auto'}"), 400, "missing_field", "tool_choice.tools");
+    parse_bad(api, FLAT("{'type':'allowed_tools','mode':'auto','tools':[7]}"), 400, "invalid_type",
+              "tool_choice.tools[0]");
+    parse_bad(api, FLAT("{'type':'allowed_tools','mode':'auto','tools':[{'name':'f'}]}"), 400, "missing_field",
+              "tool_choice.tools[0].type");
+    parse_bad(api, FLAT("{'type':'allowed_tools','mode':'auto','tools':[{'type':'mcp'}]}"), 400, "invalid_tool_choice",
+              "tool_choice.tools[0]");
 }
 
 static void sealed_reasoning(void **state) {
@@ -119,7 +179,8 @@ static void sealed_reasoning(void **state) {
         assert_true(ms_api_unseal(&back, l.key, blob.data, blob.len));
         assert_int_equal(back.len, n);
         if (n) assert_memory_equal(back.data, text, n);
-        for (size_t i = 0; i < blob.len; i++) { /* every change of every character is seen, but for spare bits at the end */
+        for (size_t i = 0; i < blob.len;
+             i++) { /* every change of every character is seen, but for spare bits at the end */
             char old = blob.data[i];
             blob.data[i] = old == 'A' ? 'B' : 'A';
             ms_text changed = {0};
@@ -136,8 +197,10 @@ static void sealed_reasoning(void **state) {
     assert_false(ms_api_unseal(&(ms_text){0}, l.key, "", 0));
     ms_text blob = {0}, body = {0};
     ms_api_seal(&blob, l.key, "secret", 6);
-    ms_text_printf(&body, HEAD ",'input':[" ASKS ",{'type':'reasoning','summary':[],'encrypted_content':'%s'}," SAYS("x") ","
-                   ASKS "]}", blob.data);
+    ms_text_printf(&body,
+                   HEAD ",'input':[" ASKS
+                        ",{'type':'reasoning','summary':[],'encrypted_content':'%s'}," SAYS("x") "," ASKS "]}",
+                   blob.data);
     parse_good(&r, api, body.data);
     is_text(ms_json_root(r.chat_doc), "messages[1].reasoning_content", "secret");
     ms_api_request_free(&r);
@@ -150,9 +213,10 @@ static void sealed_reasoning(void **state) {
 static bool history(void *arg, const char *id, size_t len, ms_text *messages) {
     const char *known = arg;
     if (len != strlen(known) || memcmp(known, id, len) != 0) return false;
-    ms_text_puts(messages, json("{'role':'system','content':'sys'},{'role':'user','content':'q'},{'role':'assistant',"
-                                "'reasoning_content':'live thought','content':'','tool_calls':[{'id':'live','type':'function',"
-                                "'function':{'name':'f','arguments':'{\\'a\\': 1}'}}]}"));
+    ms_text_puts(messages,
+                 json("{'role':'system','content':'sys'},{'role':'user','content':'q'},{'role':'assistant',"
+                      "'reasoning_content':'live thought','content':'','tool_calls':[{'id':'live','type':'function',"
+                      "'function':{'name':'f','arguments':'{\\'a\\': 1}'}}]}"));
     return true;
 }
 
@@ -164,9 +228,10 @@ static void remembered_calls(void **state) {
     char known[] = "live";
     l.call_history = history;
     l.call_history_arg = known;
-#define LIVE "{'messages':[{'role':'system','content':'sys'},{'role':'user','content':'q'},{'role':'assistant'," \
-             "'reasoning_content':'live thought','content':'','tool_calls':[{'type':'function','id':'live','function':" \
-             "{'name':'f','arguments':'{\\\"a\\\": 1}'}}]},{'role':'tool','tool_call_id':'live','content':'rlive'}]" END
+#define LIVE                                                                                                           \
+    "{'messages':[{'role':'system','content':'sys'},{'role':'user','content':'q'},{'role':'assistant',"                \
+    "'reasoning_content':'live thought','content':'','tool_calls':[{'type':'function','id':'live','function':"         \
+    "{'name':'f','arguments':'{\\\"a\\\": 1}'}}]},{'role':'tool','tool_call_id':'live','content':'rlive'}]" END
     parse_good_with(&r, api, &l, INPUT(OUTPUT("live")));
     chat_is(&r, LIVE);
     ms_api_request_free(&r);
@@ -181,11 +246,20 @@ static void remembered_calls(void **state) {
     parse_good_with(&r, api, &l, INPUT(ASKS "," CALL("live") "," OUTPUT("live")));
     is_text(ms_json_root(r.chat_doc), "messages[1].reasoning_content", "live thought");
     ms_api_request_free(&r);
-    parse_bad_with(api, &l, INPUT(ASKS "," CALL("gone") "," OUTPUT("gone")), 400, "missing_reasoning_state", "input[1]");
+    parse_bad_with(api, &l, INPUT(ASKS "," CALL("gone") "," OUTPUT("gone")), 400, "missing_reasoning_state",
+                   "input[1]");
     parse_bad_with(api, &l, INPUT(OUTPUT("gone")), 400, "unknown_call_id", "input[0].call_id");
     parse_bad_with(api, &l, INPUT(OUTPUT("live") "," OUTPUT("live")), 400, "tool_history_invalid", "input[1]");
+    /* Of several such turns the last one's conversation has all. */
+    parse_bad_with(api, &l, INPUT(ASKS "," CALL("gone") "," OUTPUT("gone") "," CALL("live") "," OUTPUT("live")), 400,
+                   "missing_reasoning_state", "input[1]");
+    parse_good_with(&r, api, &l, INPUT(CALL("live") "," OUTPUT("live") "," CALL("live") "," OUTPUT("live")));
+    is_text(ms_json_root(r.chat_doc), "messages[0].reasoning_content", "live thought");
+    is_text(ms_json_root(r.chat_doc), "messages[2].reasoning_content", "live thought");
+    ms_api_request_free(&r);
     /* An item that says there was no reasoning is enough. */
-    parse_good_with(&r, api, &l, INPUT(ASKS ",{'type':'reasoning','summary':[],'content':[]}," CALL("gone") "," OUTPUT("gone")));
+    parse_good_with(&r, api, &l,
+                    INPUT(ASKS ",{'type':'reasoning','summary':[],'content':[]}," CALL("gone") "," OUTPUT("gone")));
     is_text(ms_json_root(r.chat_doc), "messages[1].reasoning_content", "");
     ms_api_request_free(&r);
     parse_bad_with(api, &l, INPUT(ASKS ",{'type':'reasoning','summary':[]}," CALL("gone") "," OUTPUT("gone")), 400,
@@ -260,7 +334,7 @@ static void document(void **state) {
 
 /* What a strict client knows of a stream so far. */
 typedef struct checker {
-    size_t items;       /* done */
+    size_t items; /* done */
     bool open, part, text_done, part_done;
     char id[64], type[24];
     ms_text text;
@@ -294,8 +368,10 @@ static void item_ended(checker *c, const ms_json *d) {
 static void take_part(checker *c, const char *type, const ms_json *d) {
     bool call = strcmp(c->type, "function_call") == 0, thinks = strcmp(c->type, "reasoning") == 0;
     bool summary = thinks && c->summary;
-    const char *prefix = call ? "function_call_arguments" : !thinks ? "output_text"
-                         : summary ? "reasoning_summary_text" : "reasoning_text";
+    const char *prefix = call      ? "function_call_arguments"
+                         : !thinks ? "output_text"
+                         : summary ? "reasoning_summary_text"
+                                   : "reasoning_text";
     char delta[64], done[64];
     (void)snprintf(delta, sizeof delta, "response.%s.delta", prefix);
     (void)snprintf(done, sizeof done, "response.%s.done", prefix);
@@ -392,9 +468,14 @@ static void other_ends(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(basics),           cmocka_unit_test(tools),    cmocka_unit_test(items),
-        cmocka_unit_test(sealed_reasoning), cmocka_unit_test(document), cmocka_unit_test(remembered_calls),
-        cmocka_unit_test(streams),          cmocka_unit_test(other_ends)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(types_and_paths),
+                                       cmocka_unit_test(basics),
+                                       cmocka_unit_test(tools),
+                                       cmocka_unit_test(items),
+                                       cmocka_unit_test(sealed_reasoning),
+                                       cmocka_unit_test(document),
+                                       cmocka_unit_test(remembered_calls),
+                                       cmocka_unit_test(streams),
+                                       cmocka_unit_test(other_ends)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,7 @@ import { after, before, test } from 'node:test';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { generateText, Output, stepCountIs, streamText, tool } from 'ai';
 import { z } from 'zod';
-import { GREETING, idle, startServer } from '../moonshine.js';
+import { GREETING, idle, startServer, startSlowServer } from '../moonshine.js';
 
 let server, model;
 const maxRetries = 0;
@@ -67,14 +67,20 @@ test('errors and abort', async () => {
   const provider = createOpenAICompatible({ name: 'moonshine', baseURL: server.origin + '/v1' });
   await assert.rejects(generateText({ model: provider('other'), prompt: 'x', maxRetries }),
     e => e.statusCode === 404 && /no model of that name/.test(e.message));
-  const controller = new AbortController();
-  const result = streamText({ model, prompt: 'Write a poem.', temperature: 2, maxOutputTokens: 3000, maxRetries,
-    abortSignal: controller.signal, onError() {} });
-  let aborted = false;
-  for await (const part of result.fullStream) {
-    if (part.type === 'reasoning-delta' || part.type === 'text-delta') controller.abort();
-    aborted ||= part.type === 'abort';
+  const slow = await startSlowServer();
+  try {
+    const controller = new AbortController();
+    const result = streamText({ model: createOpenAICompatible({ name: 'moonshine', baseURL: slow.origin + '/v1' })('moonshine'),
+      prompt: 'Go on.', temperature: 2, seed: 2, maxOutputTokens: 3000, maxRetries, abortSignal: controller.signal,
+      onError() {} });
+    let aborted = false;
+    for await (const part of result.fullStream) {
+      if (part.type === 'reasoning-delta' || part.type === 'text-delta') controller.abort();
+      aborted ||= part.type === 'abort';
+    }
+    assert.ok(aborted);
+    await idle(slow.origin);
+  } finally {
+    await slow.stop();
   }
-  assert.ok(aborted);
-  await idle(server.origin);
 });

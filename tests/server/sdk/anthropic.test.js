@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import Anthropic from '@anthropic-ai/sdk';
-import { GREETING, idle, startServer, weatherTool } from '../moonshine.js';
+import { GREETING, idle, startServer, startSlowServer, weatherTool } from '../moonshine.js';
 
 let server, client;
 const model = 'moonshine';
@@ -13,7 +13,7 @@ const tools = [{ name: weatherTool.name, description: weatherTool.description, i
 const total = usage => usage.input_tokens + usage.cache_read_input_tokens;
 
 before(async () => {
-  server = await startServer('--sse-keepalive-seconds', '1');
+  server = await startServer();
   client = new Anthropic({ baseURL: server.origin, apiKey: 'any', maxRetries: 0 });
 });
 after(async () => assert.equal(await server.stop(), 0));
@@ -124,11 +124,27 @@ test('errors have their classes', async () => {
   await assert.rejects(create({ thinking: { type: 'disabled' } }), Anthropic.BadRequestError);
 });
 
-test('an aborted stream frees the slot', async () => {
-  const stream = client.messages.stream({ model, max_tokens: 3000, temperature: 1, messages: [{ role: 'user', content: 'Write a poem.' }] });
-  await new Promise(resolve => stream.once('streamEvent', resolve));
-  stream.abort();
-  await assert.rejects(stream.finalMessage(), Anthropic.APIUserAbortError);
-  await idle(server.origin);
-  assert.equal((await client.messages.create({ model, max_tokens, messages: hello })).content.at(-1).text, GREETING);
+test('pings while the server works, and an aborted stream frees the slot', async () => {
+  const slow = await startSlowServer('--sse-keepalive-seconds', '1');
+  try {
+    const client = new Anthropic({ baseURL: slow.origin, apiKey: 'any', maxRetries: 0 });
+    const body = { model, max_tokens: 3000, temperature: 1, seed: 3, messages: [{ role: 'user', content: 'word '.repeat(1500) }] };
+    const response = await client.messages.create({ ...body, stream: true }).asResponse();
+    let text = '';
+    for await (const piece of response.body.pipeThrough(new TextDecoderStream())) {
+      text += piece;
+      if (text.includes('thinking_delta')) break;
+    }
+    assert.match(text, /^event: message_start\n/);
+    assert.match(text, /\nevent: ping\ndata: {"type":"ping"}\n\n/);
+    await idle(slow.origin);
+    const stream = client.messages.stream({ ...body, messages: hello });
+    await new Promise(resolve => stream.once('streamEvent', resolve));
+    stream.abort();
+    await assert.rejects(stream.finalMessage(), Anthropic.APIUserAbortError);
+    await idle(slow.origin);
+    assert.equal((await client.messages.create({ ...body, messages: hello, max_tokens: 2 })).usage.output_tokens, 2);
+  } finally {
+    await slow.stop();
+  }
 });

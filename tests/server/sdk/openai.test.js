@@ -4,7 +4,7 @@ import { after, before, test } from 'node:test';
 import OpenAI from 'openai';
 import { zodResponseFormat, zodTextFormat } from 'openai/helpers/zod';
 import { z } from 'zod';
-import { GREETING, idle, startServer, weatherTool } from '../moonshine.js';
+import { GREETING, idle, longRequest, startServer, startSlowServer, weatherTool } from '../moonshine.js';
 
 let server, client;
 const model = 'moonshine';
@@ -200,6 +200,16 @@ test('responses: tools with sealed reasoning, and structured output', async () =
   const second = await client.responses.create({ ...options, input: [...input, ...sealed, output] });
   assert.equal(second.output_text, 'The weather in Rome is sunny with 21 degrees.');
   assert.equal(second.usage.input_tokens_details.cached_tokens, first.usage.total_tokens);
+  // The call id proves the conversation: the result alone, and the items without their reasoning, continue it.
+  const alone = await client.responses.create({ ...options, input: [output] });
+  assert.equal(alone.output_text, second.output_text);
+  assert.equal(alone.usage.input_tokens, second.usage.input_tokens);
+  const bare = await client.responses.create({ ...options, input: [...input, call, output] });
+  assert.equal(bare.output_text, second.output_text);
+  assert.equal(bare.usage.input_tokens, second.usage.input_tokens);
+  await assert.rejects(client.responses.create({ ...options,
+    input: [...input, { ...call, call_id: 'call_other' }, { ...output, call_id: 'call_other' }] }),
+  e => e.code === 'missing_reasoning_state' && e.param === 'input[1]');
   const shape = z.object({ city: z.string(), name: z.string() });
   const parsed = await client.responses.parse({ model, input: 'Make a JSON object: city is Rome; name is Dara.',
     text: { format: zodTextFormat(shape, 'object') } });
@@ -224,32 +234,30 @@ test('errors have their classes, codes and paths', async () => {
     input: [{ type: 'function_call_output', call_id: 'call_x', output: 'y' }] }), e => e.code === 'unknown_call_id');
 });
 
-test('an aborted stream frees the slot', async () => {
-  const long = { model, messages: [{ role: 'user', content: 'Write a poem.' }], temperature: 2, seed: 1, max_tokens: 3000 };
-  const stream = await client.chat.completions.create({ ...long, stream: true });
-  let chunks = 0;
-  for await (const chunk of stream) {
-    assert.ok(chunk.id);
-    if (++chunks === 5) break;
+test('an aborted request frees the slot, streamed or not; a busy server says when to come back', async () => {
+  const slow = await startSlowServer();
+  try {
+    const client = new OpenAI({ baseURL: slow.origin + '/v1', apiKey: 'any', maxRetries: 0 });
+    const stream = await client.chat.completions.create({ ...longRequest, stream: true });
+    let chunks = 0;
+    for await (const chunk of stream) {
+      assert.ok(chunk.id);
+      if (++chunks < 5) continue;
+      await assert.rejects(client.chat.completions.create(longRequest),
+        e => e.status === 503 && e.code === 'server_busy' && Number(e.headers.get('retry-after')) >= 1);
+      break;
+    }
+    await idle(slow.origin);
+    const controller = new AbortController();
+    const whole = client.chat.completions.create(longRequest, { signal: controller.signal });
+    setTimeout(() => controller.abort(), 100);
+    await assert.rejects(whole, OpenAI.APIUserAbortError);
+    await idle(slow.origin);
+    const short = await client.chat.completions.create({ ...longRequest, max_tokens: 2 });
+    assert.equal(short.usage.completion_tokens, 2);
+  } finally {
+    await slow.stop();
   }
-  stream.controller.abort();
-  await idle(server.origin);
-  const controller = new AbortController();
-  const whole = client.chat.completions.create(long, { signal: controller.signal });
-  setTimeout(() => controller.abort(), 50);
-  await assert.rejects(whole, OpenAI.APIUserAbortError);
-  await idle(server.origin);
-  assert.equal((await client.chat.completions.create({ model, messages: hello })).choices[0].message.content, GREETING);
-});
-
-test('a busy server refuses with Retry-After', async () => {
-  const stream = await client.chat.completions.create({ model, messages: [{ role: 'user', content: 'Write a poem.' }],
-    temperature: 2, seed: 1, max_tokens: 3000, stream: true });
-  await stream[Symbol.asyncIterator]().next();
-  await assert.rejects(client.chat.completions.create({ model, messages: hello }),
-    e => e.status === 503 && e.code === 'server_busy' && Number(e.headers.get('retry-after')) >= 1);
-  stream.controller.abort();
-  await idle(server.origin);
 });
 
 test('a key is asked for', async () => {
