@@ -48,6 +48,8 @@ static const ms_option requests[] = {
      .help = "Permit sampling on models that are greedy by default."},
     {.name = "buffer-structured", .type = MS_OPTION_CHOICE, .offset = FIELD(buffer_structured), .arg = "V",
      .choices = on_off, .help = "Show content in a response format when it is complete (default: on)."},
+    {.name = "constrain", .type = MS_OPTION_CHOICE, .offset = FIELD(constrain), .arg = "V", .choices = on_off,
+     .help = "Hold replies to tools and response formats token by token (default: on); off only checks them at the end."},
     {.name = "sequential-limit", .type = MS_OPTION_U32, .offset = FIELD(sequential_limit), .arg = "N", .max = 1048576,
      .help = "Prompts of up to N new tokens run token by token (default: 7)."},
     {.name = "prefix-reuse", .type = MS_OPTION_CHOICE, .offset = FIELD(prefix_reuse), .arg = "V", .choices = on_off,
@@ -113,6 +115,7 @@ int server_options_parse(server_options *o, int argc, char **argv) {
                           .max_output = 8192,
                           .max_body = 8388608,
                           .buffer_structured = 1,
+                          .constrain = 1,
                           .prefix_reuse = 1};
     const ms_option_group groups[] = {{"Network", network, COUNT(network), o},
                                       {"Requests", requests, COUNT(requests), o},

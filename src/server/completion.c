@@ -294,6 +294,7 @@ static ms_job *new_job(ms_server *s, const ms_api_codec *codec, ms_exchange *x, 
     (void)snprintf(j->id, sizeof j->id, "%s", ms_exchange_id(x));
     (void)snprintf(j->peer, sizeof j->peer, "%s", ms_exchange_peer(x));
     bool good = parse(s, codec, x, &j->request, false, e);
+    if (good) good = ms_constraints_get(s->constraints, &j->request, &j->constraint, e);
     if (good && !(j->writer = codec->writer(&j->request))) {
         good = ms_api_fail(e, 500, "internal_error", "", "out of memory");
     }

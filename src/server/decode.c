@@ -32,6 +32,8 @@ ms_status ms_decode_init(ms_decode *d, ms_generator *g, ms_job *j, ms_channel ch
     }
     d->hold = r->format != MS_API_TEXT && g->buffer_structured;
     ms_status status = add_stops(d, err);
+    if (status == MS_OK && j->constraint) status = ms_held_begin(&d->held, j->constraint, err);
+    d->sampler.allowed = d->held.mask;
     if (status == MS_OK && channel != MS_CHANNEL_NONE) {
         status = g->text->lane->parser->create(&d->parser, g->text->tokenizer, channel, err);
     }
@@ -42,6 +44,7 @@ ms_status ms_decode_init(ms_decode *d, ms_generator *g, ms_job *j, ms_channel ch
 void ms_decode_fini(ms_decode *d) {
     if (d->parser) d->g->text->lane->parser->destroy(d->parser);
     d->parser = NULL;
+    ms_held_end(&d->held);
     ms_stop_strings_free(&d->stops);
     ms_text_free(&d->delta.reasoning);
     ms_text_free(&d->delta.content);
@@ -198,7 +201,11 @@ ms_status ms_decode_run(ms_decode *d, const float *logits, ms_error *err) {
     for (;;) {
         uint32_t id;
         bool done = false;
+        if (d->held.matcher) {
+            MS_TRY(ms_held_next(&d->held, d->delta.in_tools, d->limit - d->generated.count, err));
+        }
         MS_TRY(ms_sampler_pick(&d->sampler, logits, t->vocab, &id, err));
+        if (d->held.matcher) MS_TRY(ms_held_take(&d->held, id, err));
         MS_TRY(take(d, logits, id, &done, err));
         if (done || d->stops.matched) {
             d->end = done ? MS_END_MESSAGE : MS_END_STOP_STRING;

@@ -24,6 +24,7 @@ typedef struct ms_decode {
     ms_utf8_stream utf8;
     ms_reply_delta delta;
     ms_sampler sampler;
+    ms_held held; /* constraint NULL: the reply is free */
     ms_stop_strings stops;
     ms_text piece;
     ms_text shown;    /* response text that passed the stop strings */

@@ -284,13 +284,7 @@ static const char *broken_rule(const ms_api_request *q, const ms_reply *reply) {
 
 static const char *broken_format(const ms_api_request *q, const ms_reply *reply, ms_decode_end end) {
     if (q->format == MS_API_TEXT || reply->call_count) return NULL;
-    ms_json_doc *doc = NULL;
-    static const ms_json_limits limits = {.max_depth = MS_JSON_MAX_DEPTH, .reject_duplicates = true};
-    bool good = ms_json_parse(&doc, reply->content ? reply->content : "", reply->content_len, "content", &limits, NULL) ==
-                MS_OK;
-    if (good && q->format == MS_API_JSON_OBJECT) good = ms_json_root(doc)->type == MS_JSON_OBJECT;
-    ms_json_free(doc);
-    if (good) return NULL;
+    if (ms_response_fits(q, reply->content ? reply->content : "", reply->content_len)) return NULL;
     return end == MS_END_LENGTH || end == MS_END_DEADLINE ? "output limit reached inside the value"
                                                           : "the model's output is not what response_format asks for";
 }

@@ -34,6 +34,7 @@ void ms_job_release(ms_job *j) {
     if (j->writer) j->writer->ops->destroy(j->writer);
     ms_api_request_free(&j->request);
     ms_candidate_free(&j->prompt);
+    ms_constraint_release(j->constraint);
     ms_text_free(&j->out);
     (void)close(j->event_fd);
     (void)pthread_mutex_destroy(&j->lock);

@@ -41,6 +41,7 @@ void ms_server_options_default(ms_server_options *o) {
                              .keepalive_s = 10,
                              .reuse = true,
                              .buffer_structured = true,
+                             .constrain = true,
                              .model_source = "safetensors",
                              .static_precision = "q8",
                              .expert_store = "raw",
@@ -75,6 +76,7 @@ static ms_status open_all(ms_server *s, ms_error *err) {
     if (!s->turns) return ms_fail_memory(err, "memory of turns", TURNS_MAX);
     s->limits.call_history = ms_turn_memory_history;
     s->limits.call_history_arg = s->turns;
+    if (s->o.constrain) MS_TRY(ms_constraints_create(&s->constraints, s->o.text, err));
     ms_server_profile(s);
     const ms_worker_options w = {
         .source = s->o.source,
@@ -147,6 +149,7 @@ void ms_server_destroy(ms_server *s) {
     ms_front_destroy(s->front);
     ms_worker_destroy(s->worker);
     ms_call_memory_destroy(s->calls);
+    ms_constraints_destroy(s->constraints);
     ms_turn_memory_destroy(s->turns);
     (void)pthread_mutex_destroy(&s->parsing);
     free(s);

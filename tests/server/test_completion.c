@@ -44,6 +44,7 @@ static int start(void **state) {
     fixture_init(&f);
     write_rules(&f.engine);
     f.o.metrics = f.o.slots_endpoint = true;
+    f.o.constrain = false; /* so that what a model does wrong can be seen */
     fixture_start(&f);
     fixture_wait_ready(&f);
     return 0;
