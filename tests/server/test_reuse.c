@@ -38,6 +38,7 @@ static int start(void **state) {
                     "<|open|>call tool=\"look\" index=\"2\"<|sep|><|close|>call<|sep|>"
                     "<|close|>tools<|sep|>" MESSAGE_END);
     script_say(&f.engine, "result two", "have it", "Both looked at.");
+    f.o.constrain = false; /* the script writes keys in an order of its own */
     fixture_start(&f);
     fixture_wait_ready(&f);
     return 0;
