@@ -65,7 +65,7 @@ typedef struct ms_kept_view {
 typedef struct ms_causal_source {
     void *self;
     ms_status (*open)(void *self, ms_causal **out, ms_error *err);
-    void (*close)(void *self); /* also after a failed open */
+    void (*close)(void *self);                   /* also after a failed open */
     void (*kept)(void *self, ms_kept_view *out); /* any thread; NULL: nothing is kept */
 } ms_causal_source;
 

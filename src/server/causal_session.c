@@ -32,7 +32,9 @@ static ms_status mark(ms_causal *c, void **point, ms_error *err) {
     *point = snap;
     return MS_OK;
 }
-static ms_status go_back(ms_causal *c, const void *point, ms_error *err) { return ms_session_restore(of(c), point, err); }
+static ms_status go_back(ms_causal *c, const void *point, ms_error *err) {
+    return ms_session_restore(of(c), point, err);
+}
 static void unmark(ms_causal *c, void *point) {
     (void)c;
     ms_snapshot_destroy(point);
@@ -58,10 +60,9 @@ static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
 }
 
 /* Without room for kept states the last four stay NULL. */
-#define TIMELINE                                                                                             \
-    .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward,            \
-    .cancel = cancel, .clear_cancel = clear_cancel, .mark = mark, .go_back = go_back, .unmark = unmark,      \
-    .stats = stats
+#define TIMELINE                                                                                                       \
+    .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward, .cancel = cancel,    \
+    .clear_cancel = clear_cancel, .mark = mark, .go_back = go_back, .unmark = unmark, .stats = stats
 static const ms_causal_ops plain_ops = {TIMELINE};
 static const ms_causal_ops keeping_ops = {TIMELINE, .peek = peek, .restore = restore, .drop = drop, .save = save};
 

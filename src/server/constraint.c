@@ -121,7 +121,8 @@ static void write_key(const making *m, ms_text *key) {
 
 static bool refuse(const making *m, const ms_api_request *q, const ms_reply_report *report, ms_status status,
                    ms_api_error *e) {
-    if (status != MS_ERR_USAGE) return ms_api_fail(e, 500, "internal_error", "", "the reply's grammar could not be made");
+    if (status != MS_ERR_USAGE)
+        return ms_api_fail(e, 500, "internal_error", "", "the reply's grammar could not be made");
     char param[256];
     const char *pointer = report->fault.pointer;
     if (report->fault_tool != MS_REPLY_RESPONSE && report->fault_tool < m->rules.tool_count) {
@@ -131,8 +132,9 @@ static bool refuse(const making *m, const ms_api_request *q, const ms_reply_repo
     } else {
         (void)snprintf(param, sizeof param, "/schema%.240s", pointer);
     }
-    return ms_api_fail(e, 400, "unsupported_schema", param, "the schema has something at this place that cannot be kept "
-                                                            "exactly; param points to it");
+    return ms_api_fail(e, 400, "unsupported_schema", param,
+                       "the schema has something at this place that cannot be kept "
+                       "exactly; param points to it");
 }
 
 static bool make(ms_constraints *c, making *m, const ms_api_request *q, ms_constraint *out, ms_api_error *e) {

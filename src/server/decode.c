@@ -139,8 +139,10 @@ static ms_status push_raw(ms_decode *d, uint32_t id, bool *done) {
     d->delta.reasoning.len = d->delta.content.len = 0;
     d->delta.channel = MS_CHANNEL_RESPONSE;
     *done = id == d->g->text->info.eos;
-    if (bytes) ms_utf8_stream_push(&d->utf8, bytes, len, &d->delta.content);
-    else ms_utf8_stream_end(&d->utf8, &d->delta.content);
+    if (bytes)
+        ms_utf8_stream_push(&d->utf8, bytes, len, &d->delta.content);
+    else
+        ms_utf8_stream_end(&d->utf8, &d->delta.content);
     return MS_OK;
 }
 
@@ -149,9 +151,12 @@ static void note_progress(ms_decode *d) {
     uint64_t now = ms_clock_ns();
     (void)pthread_mutex_lock(&j->lock);
     j->progress.generated = d->generated.count;
-    if (d->delta.in_tools) j->progress.part = "tool";
-    else if (d->delta.channel == MS_CHANNEL_THINK) j->progress.part = "reasoning";
-    else if (d->delta.channel == MS_CHANNEL_RESPONSE) j->progress.part = "response";
+    if (d->delta.in_tools)
+        j->progress.part = "tool";
+    else if (d->delta.channel == MS_CHANNEL_THINK)
+        j->progress.part = "reasoning";
+    else if (d->delta.channel == MS_CHANNEL_RESPONSE)
+        j->progress.part = "response";
     const char *part = j->progress.part;
     uint64_t start = j->progress.decode_start_ns;
     (void)pthread_mutex_unlock(&j->lock);
@@ -168,8 +173,8 @@ static void note_progress(ms_decode *d) {
 
 static ms_status take(ms_decode *d, const float *logits, uint32_t id, bool *done, ms_error *err) {
     MS_TRY(ms_ids_push(&d->generated, id, err));
-    ms_status status = d->parser ? d->g->text->lane->parser->push(d->parser, id, &d->delta, done, err)
-                                 : push_raw(d, id, done);
+    ms_status status =
+        d->parser ? d->g->text->lane->parser->push(d->parser, id, &d->delta, done, err) : push_raw(d, id, done);
     MS_TRY(status);
     if (d->delta.channel == MS_CHANNEL_THINK) d->reasoning++;
     if (d->job->request.logprobs && d->delta.channel == MS_CHANNEL_RESPONSE && !*done) {

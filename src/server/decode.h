@@ -15,7 +15,13 @@ typedef struct ms_logprob_list {
     size_t count, cap;
 } ms_logprob_list;
 
-typedef enum ms_decode_end { MS_END_MESSAGE, MS_END_STOP_STRING, MS_END_LENGTH, MS_END_DEADLINE, MS_END_CUT } ms_decode_end;
+typedef enum ms_decode_end {
+    MS_END_MESSAGE,
+    MS_END_STOP_STRING,
+    MS_END_LENGTH,
+    MS_END_DEADLINE,
+    MS_END_CUT
+} ms_decode_end;
 
 typedef struct ms_decode {
     ms_generator *g;

@@ -143,8 +143,9 @@ static void cut_slow_sockets(ms_front *f) {
 }
 
 static void refuse_socket(int fd) {
-    static const char body[] = "{\"error\":{\"message\":\"too many connections\",\"type\":\"server_error\",\"param\":null,"
-                               "\"code\":\"server_busy\"}}";
+    static const char body[] =
+        "{\"error\":{\"message\":\"too many connections\",\"type\":\"server_error\",\"param\":null,"
+        "\"code\":\"server_busy\"}}";
     char answer[512];
     int n = snprintf(answer, sizeof answer,
                      "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
@@ -328,7 +329,8 @@ ms_status ms_front_create(ms_front **out, const ms_front_options *o, ms_error *e
     f->o = *o;
     (void)pthread_mutex_init(&f->lock, NULL);
     f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    ms_status status = f->wake_fd < 0 ? ms_fail_errno(err, MS_ERR_IO, errno, "an event descriptor") : listen_all(f, err);
+    ms_status status =
+        f->wake_fd < 0 ? ms_fail_errno(err, MS_ERR_IO, errno, "an event descriptor") : listen_all(f, err);
     if (status == MS_OK) status = start(f, err);
     if (status == MS_OK)
         *out = f;

@@ -160,7 +160,9 @@ void ms_job_describe(const ms_job_progress *p, char *out, size_t size) {
         (void)snprintf(out, size, "decode %s %llu", p->part ? p->part : "response", (unsigned long long)p->generated);
         return;
     case MS_PHASE_WAITING:
-    case MS_PHASE_EXPORT: (void)snprintf(out, size, "waiting"); return;
+    case MS_PHASE_EXPORT:
+        (void)snprintf(out, size, "waiting");
+        return;
     }
 }
 

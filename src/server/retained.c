@@ -87,8 +87,10 @@ static size_t segment_at(const ms_candidate *c, size_t used) {
     size_t low = 0, high = c->segments.count;
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        if (c->first[mid] < used) low = mid + 1;
-        else high = mid;
+        if (c->first[mid] < used)
+            low = mid + 1;
+        else
+            high = mid;
     }
     return low < c->segments.count && c->first[low] == used ? low : SIZE_MAX;
 }

@@ -78,22 +78,21 @@ static ms_status open_all(ms_server *s, ms_error *err) {
     s->limits.call_history_arg = s->turns;
     if (s->o.constrain) MS_TRY(ms_constraints_create(&s->constraints, s->o.text, err));
     ms_server_profile(s);
-    const ms_worker_options w = {
-        .source = s->o.source,
-        .generator = {.text = s->o.text,
-                      .log = s->o.log,
-                      .metrics = &s->metrics,
-                      .calls = s->calls,
-                      .turns = s->turns,
-                      .model_id = s->o.model_id,
-                      .fingerprint = s->o.fingerprint,
-                      .sequential_limit = s->o.sequential_limit,
-                      .reuse = s->o.reuse,
-                      .buffer_structured = s->o.buffer_structured,
-                      .deadline_ns = (uint64_t)s->o.deadline_s * UINT64_C(1000000000)},
-        .flush_ns = (uint64_t)s->o.io_timeout_s * UINT64_C(1000000000),
-        .changed = s->o.changed,
-        .changed_arg = s->o.changed_arg};
+    const ms_worker_options w = {.source = s->o.source,
+                                 .generator = {.text = s->o.text,
+                                               .log = s->o.log,
+                                               .metrics = &s->metrics,
+                                               .calls = s->calls,
+                                               .turns = s->turns,
+                                               .model_id = s->o.model_id,
+                                               .fingerprint = s->o.fingerprint,
+                                               .sequential_limit = s->o.sequential_limit,
+                                               .reuse = s->o.reuse,
+                                               .buffer_structured = s->o.buffer_structured,
+                                               .deadline_ns = (uint64_t)s->o.deadline_s * UINT64_C(1000000000)},
+                                 .flush_ns = (uint64_t)s->o.io_timeout_s * UINT64_C(1000000000),
+                                 .changed = s->o.changed,
+                                 .changed_arg = s->o.changed_arg};
     const ms_front_options f = {.host = s->o.host,
                                 .port = s->o.port,
                                 .max_body_bytes = s->o.max_body_bytes,

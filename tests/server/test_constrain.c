@@ -15,10 +15,10 @@
 static fixture f;
 static ms_causal_session *nano;
 
-#define TOOLS                                                                                                      \
-    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"look\",\"parameters\":{\"type\":\"object\","         \
-    "\"properties\":{\"n\":{\"type\":\"integer\"}},\"required\":[\"n\"],\"additionalProperties\":false}}},"          \
-    "{\"type\":\"function\",\"function\":{\"name\":\"find\",\"parameters\":{\"type\":\"object\",\"properties\":"      \
+#define TOOLS                                                                                                          \
+    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"look\",\"parameters\":{\"type\":\"object\","          \
+    "\"properties\":{\"n\":{\"type\":\"integer\"}},\"required\":[\"n\"],\"additionalProperties\":false}}},"            \
+    "{\"type\":\"function\",\"function\":{\"name\":\"find\",\"parameters\":{\"type\":\"object\",\"properties\":"       \
     "{\"what\":{\"enum\":[\"sea\",\"sky\"]}},\"required\":[\"what\"]}}}]"
 
 /* The small model: it prefers to chat. */
@@ -79,16 +79,20 @@ static void calls_that_are_required(void **state) {
     http_response r;
     for (int seed = 0; seed < 12; seed++) {
         char more[1024];
-        (void)snprintf(more, sizeof more, TOOLS ",\"tool_choice\":\"required\",\"parallel_tool_calls\":%s,\"temperature\":1.5,"
-                                                "\"seed\":%d,\"max_tokens\":%d", seed % 2 ? "false" : "true", seed, 120 + 40 * (seed % 3));
+        (void)snprintf(more, sizeof more,
+                       TOOLS ",\"tool_choice\":\"required\",\"parallel_tool_calls\":%s,\"temperature\":1.5,"
+                             "\"seed\":%d,\"max_tokens\":%d",
+                       seed % 2 ? "false" : "true", seed, 120 + 40 * (seed % 3));
         expect("Hello! How are you?", more, &r);
-        const ms_json *calls = ms_json_get(ms_json_get(ms_json_at(ms_json_get(http_json(&r), "choices"), 0), "message"), "tool_calls");
+        const ms_json *calls =
+            ms_json_get(ms_json_get(ms_json_at(ms_json_get(http_json(&r), "choices"), 0), "message"), "tool_calls");
         assert_non_null(calls);
         if (seed % 2) assert_int_equal(calls->count, 1);
         for (size_t i = 0; i < calls->count; i++) arguments_fit(&r, i);
         http_free(&r);
     }
-    expect("Hello!", TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"find\"}},\"max_tokens\":200", &r);
+    expect("Hello!",
+           TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"find\"}},\"max_tokens\":200", &r);
     assert_string_equal(http_text(&r, "choices.0.message.tool_calls.0.function.name"), "find");
     http_free(&r);
     expect("Look at 7.", TOOLS ",\"tool_choice\":\"none\",\"max_tokens\":200", &r);
@@ -97,12 +101,15 @@ static void calls_that_are_required(void **state) {
 }
 
 static const char *const schemas[] = {
-    "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":12},\"age\":{\"type\":\"integer\",\"minimum\":0,"
+    "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":12},\"age\":{\"type\":"
+    "\"integer\",\"minimum\":0,"
     "\"maximum\":120}},\"required\":[\"name\",\"age\"],\"additionalProperties\":false}",
     "{\"type\":\"array\",\"items\":{\"enum\":[\"red\",\"green\",\"blue\"]},\"minItems\":1,\"maxItems\":4}",
-    "{\"type\":\"object\",\"properties\":{\"when\":{\"type\":\"string\",\"format\":\"date\"},\"id\":{\"type\":\"string\",\"pattern\":"
+    "{\"type\":\"object\",\"properties\":{\"when\":{\"type\":\"string\",\"format\":\"date\"},\"id\":{\"type\":"
+    "\"string\",\"pattern\":"
     "\"^[A-Z]{2}[0-9]{3}$\"}},\"required\":[\"when\",\"id\"],\"additionalProperties\":false}",
-    "{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"boolean\"},{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"maxItems\":3}]}"};
+    "{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"boolean\"},{\"type\":\"array\",\"items\":{\"type\":\"integer\"},"
+    "\"maxItems\":3}]}"};
 
 static void check_schema(const char *schema, http_response *r) {
     ms_json_doc *doc, *value;
@@ -125,10 +132,11 @@ static void formats(void **state) {
         for (int seed = 0; seed < 6; seed++) {
             http_response r;
             char more[1024];
-            (void)snprintf(more, sizeof more,
-                           ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":%s}},"
-                           "\"temperature\":1,\"seed\":%d,\"max_tokens\":%d,\"reasoning_effort\":\"low\"",
-                           schemas[i], seed, seed ? 300 : 80); /* a reply whose thoughts would fill the limit */
+            (void)snprintf(
+                more, sizeof more,
+                ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":%s}},"
+                "\"temperature\":1,\"seed\":%d,\"max_tokens\":%d,\"reasoning_effort\":\"low\"",
+                schemas[i], seed, seed ? 300 : 80); /* a reply whose thoughts would fill the limit */
             expect("Tell me a long story.", more, &r);
             check_schema(schemas[i], &r);
             http_free(&r);
@@ -149,15 +157,21 @@ static void what_is_refused(void **state) {
     assert_string_equal(http_text(&r, "error.code"), "unsupported_schema");
     assert_non_null(strstr(http_text(&r, "error.param"), "/response_format/json_schema/schema/properties/a"));
     http_free(&r);
-    ask("x", ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"t\",\"strict\":true,\"parameters\":{\"type\":\"object\","
-             "\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?=x)\"}}}}}]", &r);
+    ask("x",
+        ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"t\",\"strict\":true,\"parameters\":{\"type\":"
+        "\"object\","
+        "\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?=x)\"}}}}}]",
+        &r);
     assert_int_equal(r.status, 400);
     assert_string_equal(http_text(&r, "error.code"), "unsupported_schema");
     assert_non_null(strstr(http_text(&r, "error.param"), "/tools/0"));
     http_free(&r);
     /* Without strict such a tool is free, and the reply says so. */
-    expect("x", ",\"max_tokens\":8,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"t\",\"parameters\":{\"type\":\"object\","
-                "\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?=x)\"}}}}}]", &r);
+    expect("x",
+           ",\"max_tokens\":8,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"t\",\"parameters\":{\"type\":"
+           "\"object\","
+           "\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?=x)\"}}}}}]",
+           &r);
     assert_string_equal(http_header(&r, "X-Moonshine-Ignored-Fields"), "tools[0].parameters(grammar)");
     http_free(&r);
     ask("x", SCHEMA("{\"type\":\"array\",\"minItems\":400,\"items\":{\"type\":\"integer\"}}") ",\"max_tokens\":20", &r);

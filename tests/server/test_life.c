@@ -37,15 +37,20 @@ static void run(void) {
     fixture_wait_ready(&f);
 }
 
-static void post(const char *body, http_response *r) { http_call(f.port, "POST", "/v1/chat/completions", NULL, body, r); }
+static void post(const char *body, http_response *r) {
+    http_call(f.port, "POST", "/v1/chat/completions", NULL, body, r);
+}
 
 /* Sends a request and leaves the connection open. */
 static int begin_post(const char *body) {
     ms_text t = {0};
     int fd = http_connect(f.port);
     assert_true(fd >= 0);
-    ms_text_printf(&t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu"
-                       "\r\n\r\n%s", strlen(body), body);
+    ms_text_printf(
+        &t,
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu"
+        "\r\n\r\n%s",
+        strlen(body), body);
     assert_true(http_send(fd, t.data, t.len));
     ms_text_free(&t);
     return fd;
@@ -180,12 +185,15 @@ static void one_waits_for_the_export(void **state) {
 
 static void leaves_in(const char *slot, bool stream, bool half) {
     size_t before = fixture_log_size(&f);
-    int fd = begin_post(fixture_body("longone alpha-not beta longone", stream ? ",\"stream\":true,\"max_tokens\":1000"
-                                                                              : ",\"max_tokens\":1000"));
-    assert_true(fixture_wait_log(&f, before, strcmp(slot, "prefill") == 0 ? "request.prefill.start" : "request.decode.start"));
+    int fd = begin_post(fixture_body("longone alpha-not beta longone",
+                                     stream ? ",\"stream\":true,\"max_tokens\":1000" : ",\"max_tokens\":1000"));
+    assert_true(
+        fixture_wait_log(&f, before, strcmp(slot, "prefill") == 0 ? "request.prefill.start" : "request.decode.start"));
     pause_ms(30);
-    if (half) (void)shutdown(fd, SHUT_WR);
-    else (void)close(fd);
+    if (half)
+        (void)shutdown(fd, SHUT_WR);
+    else
+        (void)close(fd);
     assert_true(fixture_wait_log(&f, before, "reason=disconnect"));
     fixture_wait_idle(&f);
     if (half) (void)close(fd);
@@ -272,7 +280,8 @@ static void a_client_that_does_not_read(void **state) {
     const char *body = fixture_body("endless", ",\"stream\":true,\"max_tokens\":50000");
     int fd = http_connect(f.port), small = 4096;
     (void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-    ms_text_printf(&t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
+    ms_text_printf(&t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", strlen(body),
+                   body);
     assert_true(http_send(fd, t.data, t.len));
     ms_text_free(&t);
     assert_true(fixture_wait_log(&f, 0, "reason=disconnect"));
@@ -290,7 +299,8 @@ static void a_deadline_in_the_prompt(void **state) {
     http_response r;
     ms_text words = {0}, body = {0};
     for (int i = 0; i < 400; i++) ms_text_printf(&words, "word%d ", i);
-    ms_text_printf(&body, "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"alpha %s alpha\"}]}", words.data);
+    ms_text_printf(&body, "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"alpha %s alpha\"}]}",
+                   words.data);
     atomic_store(&f.engine.layer_us, 20000); /* 160 ms a pass */
     long before = -1;
     int tries = 0;

@@ -125,7 +125,8 @@ static void log_lines(void **state) {
     ms_log_yes(&l, "stream", true);
     ms_log_end(&l);
     read_back(f, text, sizeof text);
-    assert_non_null(strstr(text, "Z WARN  an.event                  id=id7 word=\"a b 'c'\" count=42 time=1.500 stream=yes\n"));
+    assert_non_null(
+        strstr(text, "Z WARN  an.event                  id=id7 word=\"a b 'c'\" count=42 time=1.500 stream=yes\n"));
     assert_int_equal(text[10], 'T');
     assert_int_equal(text[23], 'Z');
     (void)fclose(f);
@@ -188,8 +189,9 @@ static void apply(ms_call_memory *m, const char *request, const char *expected) 
     ms_json_free(doc);
 }
 
-#define REQUEST(id, args) \
-    "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"" id "\",\"function\":{\"name\":\"f\",\"arguments\":" args "}}]}]}"
+#define REQUEST(id, args)                                                                                              \
+    "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"" id                                             \
+    "\",\"function\":{\"name\":\"f\",\"arguments\":" args "}}]}]}"
 
 static void remembered_calls(void **state) {
     (void)state;
@@ -223,7 +225,8 @@ static void marks(void **state) {
     assert_true(ms_marks_read(&back, t.data, t.len, 15));
     assert_int_equal(back.count, 2);
     assert_false(back.items[1].hidden);
-    static const char *const bad[] = {"x1+2 ", "h1+2", "h1 ", "h+1 ", "h1+ ", "h1+0 ", "h5+5 g2+1 ", "h1+99 ", "h99999999999999999999+1 "};
+    static const char *const bad[] = {
+        "x1+2 ", "h1+2", "h1 ", "h+1 ", "h1+ ", "h1+0 ", "h5+5 g2+1 ", "h1+99 ", "h99999999999999999999+1 "};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         ms_marks x = {0};
         if (ms_marks_read(&x, bad[i], strlen(bad[i]), 15)) fail_msg("%s", bad[i]);
@@ -244,8 +247,9 @@ static void marks(void **state) {
 static void make(ms_candidate *c, const ms_tokenizer *t, const char *const *texts, size_t count) {
     *c = (ms_candidate){.first = calloc(count + 1, sizeof *c->first)};
     for (size_t i = 0; i < count; i++) {
-        const ms_segments one = {.items = &(ms_segment){strncmp(texts[i], "<|", 2) == 0, (char *)(uintptr_t)texts[i], strlen(texts[i])},
-                                 .count = 1};
+        const ms_segments one = {
+            .items = &(ms_segment){strncmp(texts[i], "<|", 2) == 0, (char *)(uintptr_t)texts[i], strlen(texts[i])},
+            .count = 1};
         c->first[i] = c->ids.count;
         assert_int_equal(ms_segments_encode(&one, t, &c->ids, NULL), MS_OK);
         assert_int_equal(ms_segments_push(&c->segments, one.items[0].control, texts[i], strlen(texts[i]), NULL), MS_OK);
@@ -276,7 +280,8 @@ static void following(void **state) {
     (void)ms_marks_add(&m, false, start, ids.count - start, NULL);
     end = ids.count;
     (void)ms_ids_append(&ids, c.ids.data + c.first[4], 1, NULL);
-    ms_follow at[] = {{question, 0}, {start - hidden.ids.count + 1, 0}, {start, 0}, {start + 1, 0}, {end, 0}, {end + 1, 0}};
+    ms_follow at[] = {{question, 0}, {start - hidden.ids.count + 1, 0}, {start, 0}, {start + 1, 0}, {end, 0},
+                      {end + 1, 0}};
     assert_int_equal(ms_follow_ids(&c, t, ids.data, ids.count, &m, at, 6), ids.count);
     assert_int_equal(at[0].used, question);
     if (hidden.ids.count > 1) assert_true(at[1].used == SIZE_MAX);
@@ -315,8 +320,14 @@ static void histograms(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(paths),         cmocka_unit_test(keys),  cmocka_unit_test(log_lines), cmocka_unit_test(json_equality),
-        cmocka_unit_test(remembered_calls), cmocka_unit_test(marks), cmocka_unit_test(following), cmocka_unit_test(histograms),
+        cmocka_unit_test(paths),
+        cmocka_unit_test(keys),
+        cmocka_unit_test(log_lines),
+        cmocka_unit_test(json_equality),
+        cmocka_unit_test(remembered_calls),
+        cmocka_unit_test(marks),
+        cmocka_unit_test(following),
+        cmocka_unit_test(histograms),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
