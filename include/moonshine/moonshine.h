@@ -211,10 +211,11 @@ typedef struct ms_sampler {
     uint32_t top_k;     /* 0: off */
     int64_t seed;
     uint64_t draws;     /* draws made so far; start at 0 */
+    const uint64_t *allowed; /* bit i & 63 of word i >> 6: token i may be picked; NULL: all may */
 } ms_sampler;
 
 void ms_sampler_greedy(ms_sampler *s);
-/* Picks a token from logits [vocab].  Order: temperature, top_k, top_p, min_p, renormalise, draw.  A NaN among the logits is
+/* Picks a token from logits [vocab].  Order: allowed, temperature, top_k, top_p, min_p, renormalise, draw.  A NaN among the logits is
  * MS_ERR_NUMERIC.  Deterministic for (logits, options, seed, draws). */
 ms_status ms_sampler_pick(ms_sampler *s, const float *logits, uint32_t vocab, uint32_t *token, ms_error *err);
 

@@ -15,6 +15,7 @@
 #include "nn/state.h"
 #include "store/checkpoint.h"
 #include "text/chat.h"
+#include "text/grammar_reply.h"
 
 /* A resident weight: where it comes from and where it goes. */
 typedef struct ms_static_item {
@@ -100,6 +101,9 @@ typedef struct ms_lane {
 
     ms_status (*render)(const ms_json *request, ms_segments *out, ms_error *err);
     const ms_reply_parser_ops *parser;
+    /* A finished grammar of the replies that keep to the rules, from the first generated token to the end-of-message id.
+     * MS_ERR_USAGE: a schema is refused (report->fault), or no reply at all fits. */
+    ms_status (*reply_grammar)(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err);
 
     /* What a server offers of the chat format. */
     const char *model_id;         /* default name of the model */

@@ -73,13 +73,17 @@ static ms_status check_options(const ms_sampler *s, uint32_t vocab, ms_error *er
     return MS_OK;
 }
 
-static ms_status first_maximum(const float *logits, uint32_t vocab, uint32_t *best, ms_error *err) {
-    *best = 0;
+static bool may_pick(const ms_sampler *s, uint32_t i) { return !s->allowed || (s->allowed[i >> 6] >> (i & 63) & 1); }
+
+static ms_status first_maximum(const ms_sampler *s, const float *logits, uint32_t vocab, uint32_t *best, ms_error *err) {
+    uint32_t found = vocab;
     for (uint32_t i = 0; i < vocab; i++) {
         if (isnan(logits[i])) return ms_fail(err, MS_ERR_NUMERIC, "logit of token %" PRIu32 " is not a number", i);
-        if (logits[i] > logits[*best]) *best = i;
+        if (may_pick(s, i) && (found == vocab || logits[i] > logits[found])) found = i;
     }
-    if (logits[*best] == -INFINITY) {
+    if (found == vocab) return ms_fail(err, MS_ERR_USAGE, "allowed: expected at least 1 token, found 0");
+    *best = found;
+    if (logits[found] == -INFINITY) {
         return ms_fail(err, MS_ERR_NUMERIC, "all %" PRIu32 " logits are -infinity", vocab);
     }
     return MS_OK;
@@ -173,7 +177,7 @@ static ms_status sample(ms_sampler *s, const float *logits, uint32_t vocab, floa
     if (items && sorted && weights) {
         size_t count = 0;
         for (uint32_t i = 0; i < vocab; i++) {
-            if (exponent_of(logits[i], maximum, s->temperature) >= CUTOFF) {
+            if (may_pick(s, i) && exponent_of(logits[i], maximum, s->temperature) >= CUTOFF) {
                 items[count++] = (uint64_t)sort_key(logits[i]) << 32 | i;
             }
         }
@@ -195,9 +199,9 @@ static ms_status sample(ms_sampler *s, const float *logits, uint32_t vocab, floa
 }
 
 ms_status ms_sampler_pick(ms_sampler *s, const float *logits, uint32_t vocab, uint32_t *token, ms_error *err) {
-    uint32_t best;
+    uint32_t best = 0;
     MS_TRY(check_options(s, vocab, err));
-    MS_TRY(first_maximum(logits, vocab, &best, err));
+    MS_TRY(first_maximum(s, logits, vocab, &best, err));
     if (s->temperature == 0.0) {
         *token = best;
         return MS_OK;

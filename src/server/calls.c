@@ -97,7 +97,7 @@ bool ms_json_same(const ms_json *a, const ms_json *b) {
         if (a->raw_len == b->raw_len && memcmp(a->raw, b->raw, a->raw_len) == 0) return true;
         double x = ms_json_number_value(a->raw, a->raw_len), y = ms_json_number_value(b->raw, b->raw_len);
         double limit = 9007199254740992.0; /* beyond 2^53 two integers may share a double */
-        return x == y && x <= limit && x >= -limit;
+        return x == y && x < limit && x > -limit;
     }
     case MS_JSON_OBJECT: return same_object(a, b);
     case MS_JSON_ARRAY: {

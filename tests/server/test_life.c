@@ -97,8 +97,7 @@ static void a_failed_load(void **state) {
     http_response r;
     atomic_store(&f.engine.open_fails, true);
     fixture_start(&f);
-    for (int i = 0; i < 5000 && !f.failed; i++) pause_ms(1);
-    assert_true(f.failed);
+    fixture_wait_failed(&f);
     health_is(503, "failed", NULL);
     post(fixture_body("alpha", ""), &r);
     assert_int_equal(r.status, 500);
@@ -114,8 +113,7 @@ static void a_broken_engine(void **state) {
     assert_int_equal(r.status, 500);
     assert_string_equal(http_text(&r, "error.code"), "engine_failure");
     http_free(&r);
-    for (int i = 0; i < 5000 && !f.failed; i++) pause_ms(1);
-    assert_true(f.failed);
+    fixture_wait_failed(&f);
     assert_true(ms_server_loaded(f.server));
     health_is(503, "failed", NULL);
     assert_true(fixture_wait_log(&f, 0, "server.fatal"));

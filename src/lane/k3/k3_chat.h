@@ -7,6 +7,7 @@
 #define MS_LANE_K3_CHAT_H
 
 #include "text/chat.h"
+#include "text/grammar_reply.h"
 
 /* Renders a request (chat.h) to segments.  Errors are MS_ERR_USAGE naming the field, e.g.
  * "messages[2].role: expected system, user, assistant, tool or developer, found \"robot\"". */
@@ -20,5 +21,8 @@ ms_status k3_parser_push(k3_parser *p, uint32_t id, ms_reply_delta *delta, bool 
 /* Ends the stream and gives the result, which the caller frees.  delta as above for held-back text. */
 ms_status k3_parser_finish(k3_parser *p, ms_reply_delta *delta, ms_reply *out, ms_error *err);
 void k3_parser_destroy(k3_parser *p);
+
+/* lane.h, reply_grammar.  What it accepts k3_parser reads as complete and without recovery. */
+ms_status k3_reply_grammar(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err);
 
 #endif

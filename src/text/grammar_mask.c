@@ -1,0 +1,589 @@
+/* grammar_mask.c: walks over the tree of a vocabulary, and what is kept of them (grammar_mask.h).
+ *
+ * A walk of one stack goes in two parts.  The local part has the top frame alone on a floor: tokens that stay inside are
+ * allowed whatever is below; places where the frame ends are noted.  The second part goes on from those places with the
+ * real frames below.  Results of the first are kept by frame, of both by whole stack.
+ *
+ * A result has, beside the mask, the tokens that raise the bound and by how much: with a limit those that raise it
+ * beyond the slack are taken out.
+ */
+#include "text/grammar_mask.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "text/grammar_internal.h"
+
+enum { MAX_TOKEN_BYTES = 4096, CACHE_WORDS = 12 << 20, TABLE = 1 << 12 };
+#define NO_TOKEN UINT32_MAX
+
+/* Nodes in preorder, so a subtree is a range; node 0 is the first byte of the first token. */
+struct ms_vocabulary {
+    const ms_tokenizer *tokenizer;
+    uint32_t ranks, logits, nodes, deepest;
+    uint8_t *byte;
+    uint16_t *depth; /* 1 for first bytes */
+    uint32_t *end;   /* behind the subtree */
+    uint32_t *token; /* NO_TOKEN: none ends here */
+};
+
+/* ------------------------------------------------------------------ vocabulary */
+
+typedef struct token_text {
+    const uint8_t *bytes;
+    uint32_t len, id;
+} token_text;
+
+static int by_bytes(const void *x, const void *y) {
+    const token_text *a = x, *b = y;
+    uint32_t n = a->len < b->len ? a->len : b->len;
+    int c = memcmp(a->bytes, b->bytes, n);
+    return c ? c : (a->len > b->len) - (a->len < b->len);
+}
+
+static uint32_t common(const token_text *a, const token_text *b) {
+    uint32_t n = 0;
+    while (n < a->len && n < b->len && a->bytes[n] == b->bytes[n]) n++;
+    return n;
+}
+
+static void fill_tree(ms_vocabulary *v, const token_text *list, uint32_t count, uint32_t *open) {
+    uint32_t n = 0, depth = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t keep = i ? common(&list[i - 1], &list[i]) : 0;
+        while (depth > keep) v->end[open[--depth]] = n;
+        for (; depth < list[i].len; depth++, n++) {
+            v->byte[n] = list[i].bytes[depth];
+            v->depth[n] = (uint16_t)(depth + 1);
+            v->token[n] = depth + 1 == list[i].len ? list[i].id : NO_TOKEN;
+            open[depth] = n;
+        }
+        if (list[i].len > v->deepest) v->deepest = list[i].len;
+    }
+    while (depth) v->end[open[--depth]] = n;
+    v->nodes = n;
+}
+
+ms_status ms_vocabulary_create(ms_vocabulary **out, const ms_tokenizer *t, uint32_t logits, ms_error *err) {
+    *out = NULL;
+    uint32_t ranks = ms_tokenizer_ranks(t), count = 0;
+    ms_vocabulary *v = calloc(1, sizeof *v);
+    token_text *list = malloc(ranks * sizeof *list);
+    uint32_t *open = malloc(MAX_TOKEN_BYTES * sizeof *open);
+    size_t bytes = 0;
+    bool good = v && list && open;
+    for (uint32_t i = 0; good && i < ranks; i++) {
+        size_t len;
+        const uint8_t *b = ms_tokenizer_token(t, i, &len);
+        if (len > MAX_TOKEN_BYTES) continue; /* never proposed */
+        list[count++] = (token_text){b, (uint32_t)len, i};
+        bytes += len;
+    }
+    if (good) {
+        *v = (ms_vocabulary){.tokenizer = t, .ranks = ranks, .logits = logits};
+        v->byte = malloc(bytes);
+        v->depth = malloc(bytes * sizeof *v->depth);
+        v->end = malloc(bytes * sizeof *v->end);
+        v->token = malloc(bytes * sizeof *v->token);
+        good = v->byte && v->depth && v->end && v->token;
+    }
+    if (good) {
+        qsort(list, count, sizeof *list, by_bytes);
+        fill_tree(v, list, count, open);
+        *out = v;
+    }
+    free(list);
+    free(open);
+    if (good) return MS_OK;
+    ms_vocabulary_destroy(v);
+    return ms_fail_memory(err, "a vocabulary", bytes * 11);
+}
+
+void ms_vocabulary_destroy(ms_vocabulary *v) {
+    if (!v) return;
+    free(v->byte);
+    free(v->depth);
+    free(v->end);
+    free(v->token);
+    free(v);
+}
+
+size_t ms_vocabulary_mask_words(const ms_vocabulary *v) { return ((size_t)v->logits + 63) / 64; }
+
+bool ms_matcher_token(ms_matcher *m, const ms_vocabulary *v, uint32_t id) {
+    if (id >= v->ranks) return id - v->ranks < 256 && ms_matcher_symbol(m, MS_SYMBOL_CONTROL + id - v->ranks);
+    size_t len;
+    const uint8_t *bytes = ms_tokenizer_token(v->tokenizer, id, &len);
+    ms_match_clean(m);
+    uint32_t *before = malloc((m->stacks.count + 1) * sizeof *before), count = m->stacks.count;
+    if (!before || !len) {
+        free(before);
+        return false;
+    }
+    if (len == 1) {
+        free(before);
+        return ms_matcher_symbol(m, bytes[0]);
+    }
+    /* Clean-up renames frames: not between here and a step back. */
+    uint32_t live = m->live;
+    m->live = UINT32_MAX / 4;
+    ms_match_mark mark = ms_match_marked(m);
+    memcpy(before, m->stacks.data, count * sizeof *before);
+    bool good = true;
+    for (size_t i = 0; i < len && good; i++) good = ms_matcher_symbol(m, bytes[i]);
+    if (!good) {
+        ms_match_back(m, mark);
+        m->stacks.count = 0;
+        for (uint32_t i = 0; i < count; i++) ms_list_push(m, &m->stacks, before[i]);
+    }
+    m->live = live;
+    free(before);
+    return good;
+}
+
+/* ------------------------------------------------------------------ results of walks */
+
+typedef struct rise {
+    uint32_t by, token;
+} rise;
+
+typedef struct result {
+    uint64_t key[5]; /* by frame: its fields; by stack: kind and hash */
+    struct result *next;
+    uint64_t *mask;
+    rise *rises; /* highest first */
+    uint32_t rise_count, rise_cap;
+    uint32_t *floors; /* nodes at which the top frame ends */
+    uint32_t floor_count, floor_cap;
+} result;
+
+struct ms_mask_cache {
+    const ms_grammar *g;
+    const ms_vocabulary *v;
+    result *table[TABLE];
+    size_t words, used_words; /* of a mask; of all kept */
+    uint64_t *scratch;
+    uint32_t *from, *count; /* by depth: where the stacks of a walk begin in `sets`, and how many */
+    ms_list sets;
+    bool failed;
+};
+
+static void free_result(result *r) {
+    if (!r) return;
+    free(r->mask);
+    free(r->rises);
+    free(r->floors);
+    free(r);
+}
+
+static void forget_all(ms_mask_cache *c) {
+    for (size_t i = 0; i < TABLE; i++) {
+        while (c->table[i]) {
+            result *r = c->table[i];
+            c->table[i] = r->next;
+            free_result(r);
+        }
+    }
+    c->used_words = 0;
+}
+
+ms_status ms_mask_cache_create(ms_mask_cache **out, const ms_grammar *g, const ms_vocabulary *v, ms_error *err) {
+    *out = NULL;
+    ms_mask_cache *c = calloc(1, sizeof *c);
+    if (!c) return ms_fail_memory(err, "a mask cache", sizeof *c);
+    c->g = g;
+    c->v = v;
+    c->words = ms_vocabulary_mask_words(v);
+    c->scratch = malloc(c->words * sizeof *c->scratch);
+    c->from = malloc(((size_t)v->deepest + 1) * sizeof *c->from);
+    c->count = malloc(((size_t)v->deepest + 1) * sizeof *c->count);
+    if (!c->scratch || !c->from || !c->count) {
+        ms_status status = ms_fail_memory(err, "a mask cache", c->words * sizeof *c->scratch);
+        ms_mask_cache_destroy(c);
+        return status;
+    }
+    *out = c;
+    return MS_OK;
+}
+
+void ms_mask_cache_destroy(ms_mask_cache *c) {
+    if (!c) return;
+    forget_all(c);
+    free(c->scratch);
+    free(c->from);
+    free(c->count);
+    free(c->sets.data);
+    free(c);
+}
+
+static result *new_result(ms_mask_cache *c) {
+    result *r = calloc(1, sizeof *r);
+    uint64_t *mask = calloc(c->words, sizeof *mask);
+    if (!r || !mask) {
+        free(r);
+        free(mask);
+        c->failed = true;
+        return NULL;
+    }
+    r->mask = mask;
+    return r;
+}
+
+static result **bucket(ms_mask_cache *c, const uint64_t key[5]) {
+    return &c->table[ms_fnv1a64(MS_FNV1A64_INIT, key, 5 * sizeof *key) >> 20 & (TABLE - 1)];
+}
+
+static result *find(ms_mask_cache *c, const uint64_t key[5]) {
+    for (result *r = *bucket(c, key); r; r = r->next)
+        if (memcmp(r->key, key, sizeof r->key) == 0) return r;
+    return NULL;
+}
+
+static void keep(ms_mask_cache *c, result *r, const uint64_t key[5]) {
+    memcpy(r->key, key, sizeof r->key);
+    result **b = bucket(c, key);
+    r->next = *b;
+    *b = r;
+    c->used_words += c->words + r->rise_cap + r->floor_cap / 2 + 16;
+}
+
+static bool grow_pairs(ms_mask_cache *c, void **data, uint32_t *cap, uint32_t count, size_t item) {
+    if (count < *cap) return true;
+    uint32_t more = *cap ? *cap * 2 : 64;
+    void *p = realloc(*data, more * item);
+    if (!p) {
+        c->failed = true;
+        return false;
+    }
+    *data = p;
+    *cap = more;
+    return true;
+}
+
+/* Notes a token that leads from bound `before` to `after`. */
+static void allow(ms_mask_cache *c, result *r, uint32_t token, uint32_t before, uint32_t after) {
+    uint64_t *word = &r->mask[token >> 6], bit = UINT64_C(1) << (token & 63);
+    *word |= bit;
+    if (after <= before) return;
+    if (!grow_pairs(c, (void **)&r->rises, &r->rise_cap, r->rise_count, sizeof *r->rises)) return;
+    r->rises[r->rise_count++] = (rise){after - before, token};
+}
+
+static int by_rise(const void *x, const void *y) {
+    const rise *a = x, *b = y;
+    return a->by != b->by ? (a->by < b->by ? 1 : -1) : (a->token > b->token) - (a->token < b->token);
+}
+
+/* ------------------------------------------------------------------ walks */
+
+typedef struct walk {
+    ms_mask_cache *c;
+    ms_matcher *m;
+    result *r;
+    uint32_t before; /* bound of the stack */
+    bool local;      /* places where the floor is reached are noted */
+} walk;
+
+/* The stacks at `depth`, moved by one byte to depth + 1; their lowest bound, MS_BOUND_NONE: none. */
+static uint32_t step_set(walk *w, uint32_t depth, uint8_t byte, bool *floor) {
+    ms_mask_cache *c = w->c;
+    ms_matcher *m = w->m;
+    uint32_t best = MS_BOUND_NONE, kept = c->from[depth] + c->count[depth];
+    c->sets.count = kept;
+    if (!ms_match_log(m, byte)) return best;
+    ms_match_epoch(m);
+    for (uint32_t i = 0; i < c->count[depth]; i++) ms_match_step(m, c->sets.data[c->from[depth] + i], byte, &c->sets);
+    c->from[depth + 1] = kept;
+    for (uint32_t i = kept; i < c->sets.count; i++) {
+        uint32_t f = c->sets.data[i];
+        if (f == MS_FRAME_FLOOR) {
+            *floor = true;
+            continue;
+        }
+        if (m->frames[f].total < best) best = m->frames[f].total;
+        c->sets.data[kept++] = f;
+    }
+    c->sets.count = kept;
+    c->count[depth + 1] = kept - c->from[depth + 1];
+    return best;
+}
+
+/* Nodes first..end, whose parent has the stacks at depth `base`.  Frames made on the way are forgotten in between, when
+ * they are many. */
+static void walk_range(walk *w, uint32_t first, uint32_t end, uint32_t log_base) {
+    const ms_vocabulary *v = w->c->v;
+    uint32_t base = first < end ? v->depth[first] - 1u : 0;
+    ms_match_mark mark = ms_match_marked(w->m);
+    for (uint32_t n = first; n < end && !w->m->failed && !w->c->failed;) {
+        uint32_t depth = v->depth[n] - 1u;
+        w->m->log_len = log_base + depth - base;
+        if (depth == base && w->m->count > mark.frames + 20000) ms_match_back(w->m, mark);
+        bool floor = false;
+        uint32_t best = step_set(w, depth, v->byte[n], &floor);
+        if (floor && w->local && grow_pairs(w->c, (void **)&w->r->floors, &w->r->floor_cap, w->r->floor_count, sizeof(uint32_t))) {
+            w->r->floors[w->r->floor_count++] = n;
+        }
+        if (best >= MS_BOUND_NONE) {
+            n = v->end[n];
+            continue;
+        }
+        if (v->token[n] != NO_TOKEN) allow(w->c, w->r, v->token[n], w->before, best);
+        n++;
+    }
+    w->m->log_len = log_base;
+}
+
+static void start_set(ms_mask_cache *c, uint32_t depth) {
+    c->from[depth] = c->sets.count = 0;
+    c->count[depth] = 0;
+}
+
+/* The part of a walk that stays above the frames below `top`. */
+static result *walk_local(ms_mask_cache *c, ms_matcher *m, const ms_frame *top) {
+    result *r = new_result(c);
+    if (!r) return NULL;
+    ms_match_mark mark = ms_match_marked(m);
+    ms_frame alone = *top;
+    alone.parent = MS_FRAME_FLOOR;
+    uint32_t f = ms_match_frame(m, &alone);
+    if (f != MS_DFA_NONE) {
+        start_set(c, 0);
+        ms_list_push(m, &c->sets, f);
+        c->count[0] = 1;
+        walk w = {c, m, r, m->frames[f].total, true};
+        walk_range(&w, 0, c->v->nodes, m->log_len);
+    }
+    ms_match_back(m, mark);
+    return r;
+}
+
+/* Bytes of the way to a node: those of the first token below it. */
+static const uint8_t *path_of(const ms_vocabulary *v, uint32_t node) {
+    size_t len;
+    while (v->token[node] == NO_TOKEN) node++;
+    return ms_tokenizer_token(v->tokenizer, v->token[node], &len);
+}
+
+/* From the noted places on with the frames below: adds to *r. */
+static void walk_below(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, const result *local, result *r) {
+    const ms_vocabulary *v = c->v;
+    uint32_t parent = m->frames[leaf].parent, phase = m->frames[parent].phase;
+    bool text_matters = phase == MS_PHASE_EXTRA || phase == MS_PHASE_ITEM;
+    ms_match_mark mark = ms_match_marked(m);
+    walk w = {c, m, r, m->frames[leaf].total, false};
+    for (uint32_t i = 0; i < local->floor_count && !m->failed && !c->failed; i++) {
+        uint32_t node = local->floors[i], depth = v->depth[node];
+        ms_match_back(m, mark);
+        if (!text_matters && v->end[node] == node + 1) { /* nothing below the node */
+            allow(c, r, v->token[node], w.before, m->frames[parent].total);
+            continue;
+        }
+        const uint8_t *path = path_of(v, node);
+        for (uint32_t k = 0; k < depth; k++) (void)ms_match_log(m, path[k]);
+        start_set(c, depth);
+        ms_match_epoch(m);
+        ms_match_resume(m, parent, &c->sets);
+        c->count[depth] = c->sets.count;
+        uint32_t best = MS_BOUND_NONE;
+        for (uint32_t k = 0; k < c->sets.count; k++)
+            if (m->frames[c->sets.data[k]].total < best) best = m->frames[c->sets.data[k]].total;
+        if (best >= MS_BOUND_NONE) continue;
+        if (v->token[node] != NO_TOKEN) allow(c, r, v->token[node], w.before, best);
+        walk_range(&w, node + 1, v->end[node], m->log_len);
+    }
+    ms_match_back(m, mark);
+}
+
+/* ------------------------------------------------------------------ one stack */
+
+static bool leaf_is_shared(const ms_matcher *m, const ms_frame *f) {
+    const ms_frame *up = &m->frames[f->parent];
+    bool tracked = up->seen && (up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM);
+    return !f->seen && !tracked;
+}
+
+/* Keys among texts that must be new: with any text as the language, another one is never far. */
+static bool leaf_is_free(const ms_matcher *m, const ms_frame *f) {
+    const ms_block *b = &m->g->blocks[f->block];
+    return !f->seen && b->kind == MS_BLOCK_STRING && b->dfa == MS_DFA_NONE && b->max == MS_UNLIMITED;
+}
+
+static result *local_result(ms_mask_cache *c, ms_matcher *m, const ms_frame *f) {
+    uint64_t key[5] = {1 + f->phase, (uint64_t)f->block << 32 | f->a, (uint64_t)f->b << 32 | f->c,
+                       (uint64_t)f->d << 32 | f->start, 0};
+    result *r = find(c, key);
+    if (r) return r;
+    r = walk_local(c, m, f);
+    if (r && !c->failed && !m->failed) keep(c, r, key);
+    return r;
+}
+
+/* The whole result of a stack; *owned: the caller frees it. */
+static result *stack_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, bool loose, bool *owned) {
+    ms_frame f = m->frames[leaf];
+    uint64_t key[5] = {0, f.stack, 0, 0, 0};
+    *owned = false;
+    result *r = f.stack ? find(c, key) : NULL;
+    if (r) return r;
+    r = new_result(c);
+    if (!r) return NULL;
+    if (leaf_is_shared(m, &f) || (loose && leaf_is_free(m, &f))) {
+        const result *local = local_result(c, m, &f);
+        if (local) {
+            memcpy(r->mask, local->mask, c->words * sizeof *r->mask);
+            for (uint32_t i = 0; i < local->rise_count; i++) allow(c, r, local->rises[i].token, 0, local->rises[i].by);
+            walk_below(c, m, leaf, local, r);
+        }
+    } else {
+        ms_match_mark mark = ms_match_marked(m);
+        start_set(c, 0);
+        ms_list_push(m, &c->sets, leaf);
+        c->count[0] = 1;
+        walk w = {c, m, r, f.total, false};
+        walk_range(&w, 0, c->v->nodes, m->log_len);
+        ms_match_back(m, mark);
+    }
+    if (r->rise_count) qsort(r->rises, r->rise_count, sizeof *r->rises, by_rise);
+    if (f.stack && !c->failed && !m->failed) keep(c, r, key);
+    else *owned = true;
+    return r;
+}
+
+static void add_mask(const ms_mask_cache *c, const result *r, uint64_t slack, uint64_t *mask) {
+    const uint64_t *from = r->mask;
+    if (r->rise_count && r->rises[0].by > slack) {
+        memcpy(c->scratch, r->mask, c->words * sizeof *mask);
+        for (uint32_t i = 0; i < r->rise_count && r->rises[i].by > slack; i++) {
+            c->scratch[r->rises[i].token >> 6] &= ~(UINT64_C(1) << (r->rises[i].token & 63));
+        }
+        from = c->scratch;
+    }
+    for (size_t i = 0; i < c->words; i++) mask[i] |= from[i];
+}
+
+/* ------------------------------------------------------------------ the shortest way */
+
+/* A shortest completion as symbols, found by following the bound down. */
+static uint32_t *shortest_way(ms_mask_cache *c, ms_matcher *m, uint32_t *length) {
+    uint32_t bound = ms_matcher_bound(m), n = 0, *way = malloc(((size_t)bound + 1) * sizeof *way);
+    if (!way) c->failed = true;
+    ms_list now = {0}, next = {0};
+    ms_match_mark mark = ms_match_marked(m);
+    for (uint32_t i = 0; way && i < m->stacks.count; i++) ms_list_push(m, &now, m->stacks.data[i]);
+    while (way && bound && bound < MS_BOUND_NONE && !m->failed) {
+        uint32_t found = MS_SYMBOLS, log = m->log_len;
+        for (uint32_t s = 0; s < MS_SYMBOLS && found == MS_SYMBOLS; s++) {
+            if (s >= MS_SYMBOL_CONTROL && !c->g->control_used[s - MS_SYMBOL_CONTROL]) continue;
+            m->log_len = log;
+            if (s < MS_SYMBOL_CONTROL) (void)ms_match_log(m, (uint8_t)s);
+            next.count = 0;
+            ms_match_epoch(m);
+            for (uint32_t i = 0; i < now.count; i++) ms_match_step(m, now.data[i], s, &next);
+            uint32_t after = MS_BOUND_NONE;
+            for (uint32_t i = 0; i < next.count; i++)
+                if (m->frames[next.data[i]].total < after) after = m->frames[next.data[i]].total;
+            if (after >= bound) continue;
+            found = s;
+            bound = after;
+        }
+        if (found == MS_SYMBOLS) break;
+        way[n++] = found;
+        ms_list swap = now;
+        now = next;
+        next = swap;
+    }
+    ms_match_back(m, mark);
+    free(now.data);
+    free(next.data);
+    *length = n;
+    return way;
+}
+
+/* Fewest tokens for way[0..n) and the first of them. */
+static uint32_t tokens_of_way(ms_mask_cache *c, const uint32_t *way, uint32_t n, uint32_t *first) {
+    const ms_vocabulary *v = c->v;
+    uint32_t *need = malloc(((size_t)n + 1) * sizeof *need), total = 0;
+    if (!need) {
+        c->failed = true;
+        return 0;
+    }
+    need[n] = 0;
+    for (uint32_t i = n; i-- > 0;) {
+        need[i] = UINT32_MAX;
+        if (way[i] >= MS_SYMBOL_CONTROL) {
+            need[i] = need[i + 1] + 1;
+            *first = v->ranks + way[i] - MS_SYMBOL_CONTROL;
+            continue;
+        }
+        uint32_t at = i;
+        for (uint32_t node = 0, end = v->nodes; at < n && node < end;) {
+            if (v->byte[node] != way[at]) {
+                node = v->end[node];
+                continue;
+            }
+            at++;
+            if (v->token[node] != NO_TOKEN && need[at] + 1 < need[i]) {
+                need[i] = need[at] + 1;
+                *first = v->token[node];
+            }
+            end = v->end[node++];
+        }
+    }
+    total = need[0];
+    free(need);
+    return total;
+}
+
+static uint32_t shortest_tokens(ms_mask_cache *c, ms_matcher *m, uint32_t *first) {
+    uint32_t n, *way = shortest_way(c, m, &n);
+    *first = NO_TOKEN;
+    uint32_t tokens = way && n ? tokens_of_way(c, way, n, first) : 0;
+    free(way);
+    return tokens;
+}
+
+/* ------------------------------------------------------------------ interface */
+
+static ms_status check(const ms_mask_cache *c, const ms_matcher *m, ms_error *err) {
+    if (c->failed || m->failed) return ms_fail_memory(err, "a token mask", c->words * sizeof(uint64_t));
+    return MS_OK;
+}
+
+ms_status ms_mask_tokens_needed(ms_mask_cache *c, ms_matcher *m, uint32_t *tokens, ms_error *err) {
+    uint32_t first;
+    *tokens = shortest_tokens(c, m, &first);
+    return check(c, m, err);
+}
+
+ms_status ms_mask_next(ms_mask_cache *c, ms_matcher *m, uint32_t remaining, uint64_t *mask, ms_error *err) {
+    const ms_vocabulary *v = c->v;
+    if (c->used_words > CACHE_WORDS) forget_all(c);
+    memset(mask, 0, c->words * sizeof *mask);
+    for (uint32_t i = 0; i < m->stacks.count; i++) {
+        uint32_t leaf = m->stacks.data[i], bound = m->frames[leaf].total;
+        if (leaf <= MS_FRAME_FLOOR || bound >= remaining) continue; /* bound == remaining: below */
+        const ms_block *b = &m->g->blocks[m->frames[leaf].block];
+        if (b->kind == MS_BLOCK_CONTROL) {
+            uint32_t id = v->ranks + b->symbol - MS_SYMBOL_CONTROL;
+            if (id < v->logits) mask[id >> 6] |= UINT64_C(1) << (id & 63);
+            continue;
+        }
+        bool owned;
+        uint64_t slack = remaining == MS_UNLIMITED ? UINT64_MAX : (uint64_t)remaining - 1 - bound;
+        result *r = stack_result(c, m, leaf, slack > 4096, &owned);
+        if (r) add_mask(c, r, slack, mask);
+        if (owned) free_result(r);
+        MS_TRY(check(c, m, err));
+    }
+    bool any = false;
+    for (size_t i = 0; i < c->words && !any; i++) any = mask[i] != 0;
+    if (!any) {
+        uint32_t first;
+        (void)shortest_tokens(c, m, &first);
+        MS_TRY(check(c, m, err));
+        if (first == NO_TOKEN) return ms_fail(err, MS_ERR_USAGE, "grammar: expected a state in which a token fits");
+        mask[first >> 6] |= UINT64_C(1) << (first & 63);
+    }
+    return MS_OK;
+}

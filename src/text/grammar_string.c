@@ -1,0 +1,402 @@
+/* grammar_string.c: strings read byte by byte, as code points with escapes (grammar_internal.h).
+ *
+ * A string frame has a: state of the automaton, b: code points so far as far as they matter, c: a code point that is not
+ * complete: kind << 27 | bytes or digits still to come << 24 | bits so far.  Every such part stands for a few ranges of
+ * code points, and it is kept only when one of them can go on.
+ */
+#include <string.h>
+
+#include "base/utf8.h"
+#include "text/grammar_internal.h"
+
+typedef enum part_kind {
+    PART_NONE, PART_UTF8_2, PART_UTF8_3, PART_UTF8_4, /* bytes */
+    PART_ESCAPE, PART_HEX, PART_HIGH, PART_HIGH_ESCAPE, PART_LOW /* behind a backslash */
+} part_kind;
+
+enum { ALL = 0x10FFFF, MAX_HUNT = 64 };
+
+static uint32_t make_part(part_kind kind, uint32_t rest, uint32_t bits) {
+    return (uint32_t)kind << 27 | rest << 24 | bits;
+}
+static part_kind kind_of(uint32_t part) { return (part_kind)(part >> 27); }
+static uint32_t rest_of(uint32_t part) { return part >> 24 & 7; }
+static uint32_t bits_of(uint32_t part) { return part & 0xFFFFFF; }
+
+static const char short_escapes[] = "\b\t\n\f\r", short_letters[] = "btnfr";
+
+static uint32_t one_cost(ms_string_form form, uint32_t cp) {
+    if (form != MS_STRING_RAW) {
+        if (cp == '"' || cp == '\\') return 2;
+        if (cp < 0x20) return memchr(short_escapes, (int)cp, 5) ? 2 : 6;
+    }
+    return cp < 0x80 ? 1 : cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
+}
+
+uint32_t ms_char_cost(ms_string_form form, uint32_t lo, uint32_t hi) {
+    uint32_t best = one_cost(form, lo);
+    static const uint32_t steps[] = {'\b', '\f', ' ', '!', '#', ']'};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        if (steps[i] < lo || steps[i] > hi) continue;
+        uint32_t cost = one_cost(form, steps[i]);
+        if (cost < best) best = cost;
+    }
+    return best;
+}
+
+/* ------------------------------------------------------------------ ranges behind a part */
+
+typedef struct piece {
+    uint32_t lo, hi, rest; /* rest: bytes to come */
+} piece;
+
+static const piece escape_pieces[] = {{'"', '"', 1},   {'\\', '\\', 1}, {8, 10, 1},  {12, 13, 1},
+                                      {0, 7, 5}, {11, 11, 5},   {14, 31, 5}};
+
+/* The code points a part can become in canonical or raw form; at most 7 pieces. */
+static unsigned pieces_of(uint32_t part, piece out[7]) {
+    uint32_t rest = rest_of(part), bits = bits_of(part);
+    unsigned n = 0;
+    if (kind_of(part) == PART_ESCAPE) {
+        memcpy(out, escape_pieces, sizeof escape_pieces);
+        return 7;
+    }
+    if (kind_of(part) == PART_HEX) {
+        uint32_t lo = bits << 4 * rest, hi = lo | ((UINT32_C(1) << 4 * rest) - 1);
+        for (unsigned i = 4; i < 7; i++) {
+            piece p = escape_pieces[i];
+            if (p.lo < lo) p.lo = lo;
+            if (p.hi > hi) p.hi = hi;
+            if (p.lo <= p.hi) out[n++] = (piece){p.lo, p.hi, rest};
+        }
+        return n;
+    }
+    if (kind_of(part) > PART_UTF8_4) return 0; /* halves of a pair: no canonical form has them */
+    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000};
+    uint32_t lo = bits << 6 * rest, hi = lo | ((UINT32_C(1) << 6 * rest) - 1), min = least[kind_of(part)];
+    if (lo < min) lo = min;
+    if (hi > ALL) hi = ALL;
+    if (lo < 0xD800) out[n++] = (piece){lo, hi < 0xD800 ? hi : 0xD7FF, rest};
+    if (hi > 0xDFFF) out[n++] = (piece){lo > 0xDFFF ? lo : 0xE000, hi, rest};
+    return n && out[0].lo > out[0].hi ? 0 : n;
+}
+
+/* ------------------------------------------------------------------ texts that must not come again */
+
+typedef struct hunt {
+    const ms_matcher *m;
+    const ms_block *leaf;
+    const ms_dfa *dfa; /* NULL: any text */
+    uint32_t seen;
+    const uint8_t *prefix;
+    uint32_t prefix_len;
+    uint8_t more[MAX_HUNT * 6 + 8]; /* what the hunt itself adds */
+    uint32_t end;                   /* bytes of the closing quote */
+} hunt;
+
+/* Whether a seen text begins with (or, whole: is) prefix + more[0..len). */
+static bool seen_with(const hunt *h, uint32_t len, bool whole) {
+    for (uint32_t s = h->seen; s; s = h->m->seen[s].older) {
+        const ms_seen *x = &h->m->seen[s];
+        uint32_t total = h->prefix_len + len;
+        if (whole ? x->len != total : x->len < total) continue;
+        const uint8_t *text = h->m->log + x->start;
+        if (memcmp(text, h->prefix, h->prefix_len) == 0 && memcmp(text + h->prefix_len, h->more, len) == 0) return true;
+    }
+    return false;
+}
+
+static bool stop_is_new(hunt *h, uint32_t len) {
+    if (h->end) h->more[len] = '"';
+    return !seen_with(h, len + h->end, true);
+}
+
+/* Appends a symbol's spelling at more[len]. */
+static uint32_t spell(hunt *h, uint32_t len, uint32_t symbol) {
+    uint8_t *at = h->more + len;
+    if (h->leaf->kind == MS_BLOCK_DFA) {
+        *at = (uint8_t)symbol;
+        return len + 1;
+    }
+    const char *letter = symbol < 0x20 && symbol ? memchr(short_escapes, (int)symbol, 5) : NULL;
+    if (symbol == '"' || symbol == '\\' || letter) {
+        at[0] = '\\';
+        at[1] = letter ? (uint8_t)short_letters[letter - short_escapes] : (uint8_t)symbol;
+        return len + 2;
+    }
+    if (symbol < 0x20) {
+        memcpy(at, "\\u00", 4);
+        at[4] = (uint8_t)('0' + (symbol >> 4));
+        at[5] = (uint8_t)"0123456789abcdef"[symbol & 15];
+        return len + 6;
+    }
+    return len + ms_utf8_encode(symbol, (char *)at);
+}
+
+static uint32_t symbol_cost(const hunt *h, uint32_t symbol) {
+    return h->leaf->kind == MS_BLOCK_DFA ? 1 : one_cost(h->leaf->form, symbol);
+}
+
+static uint32_t to_accept(const hunt *h, uint32_t state) {
+    return !h->dfa ? 0 : h->leaf->kind == MS_BLOCK_DFA ? h->dfa->dist[state] : h->leaf->weights[state];
+}
+
+static uint32_t hunt_from(hunt *h, uint32_t state, uint32_t len, unsigned depth);
+
+/* Bytes to a new text whose next symbol is in lo..hi and leads to `to`; rest: bytes of that symbol, 0: all of them. */
+static uint32_t hunt_edge(hunt *h, piece range, uint32_t to, uint32_t len, unsigned depth) {
+    uint32_t best = MS_BOUND_NONE, tries = h->m->seen[h->seen].count + 4;
+    bool strings = h->leaf->kind == MS_BLOCK_STRING;
+    uint32_t first = strings && range.lo < '#' && range.hi >= '#' ? '#' : range.lo;
+    for (uint32_t s = first; s <= range.hi && s - first < tries; s++) {
+        if (strings && s == '\\' && range.hi > s) continue;
+        if (seen_with(h, spell(h, len, s), false)) continue;
+        uint32_t cost = range.rest ? range.rest : symbol_cost(h, s);
+        best = ms_bound_add(cost, ms_bound_add(to_accept(h, to), h->end));
+        break;
+    }
+    if (depth >= MAX_HUNT) return best;
+    for (uint32_t s = range.lo; s <= range.hi && s - range.lo < tries; s++) {
+        uint32_t cost = range.rest ? range.rest : symbol_cost(h, s);
+        if (cost + to_accept(h, to) + h->end >= best) continue;
+        uint32_t longer = spell(h, len, s);
+        if (!seen_with(h, longer, false)) {
+            best = ms_bound_add(cost, ms_bound_add(to_accept(h, to), h->end));
+            continue;
+        }
+        cost = ms_bound_add(cost, hunt_from(h, to, longer, depth + 1));
+        if (cost < best) best = cost;
+    }
+    return best;
+}
+
+static uint32_t hunt_range(hunt *h, uint32_t state, piece range, uint32_t len, unsigned depth) {
+    if (!h->dfa) {
+        uint32_t best = range.lo < 0xD800
+                            ? hunt_edge(h, (piece){range.lo, range.hi < 0xD800 ? range.hi : 0xD7FF, range.rest}, 0, len, depth)
+                            : MS_BOUND_NONE;
+        if (best < MS_BOUND_NONE || range.hi < 0xE000) return best;
+        return hunt_edge(h, (piece){range.lo > 0xDFFF ? range.lo : 0xE000, range.hi, range.rest}, 0, len, depth);
+    }
+    uint32_t best = MS_BOUND_NONE;
+    for (uint32_t e = h->dfa->first[state]; e < h->dfa->first[state + 1]; e++) {
+        const ms_dfa_edge *x = &h->dfa->edges[e];
+        piece p = {x->lo > range.lo ? x->lo : range.lo, x->hi < range.hi ? x->hi : range.hi, range.rest};
+        if (p.lo > p.hi) continue;
+        uint32_t cost = hunt_edge(h, p, x->to, len, depth);
+        if (cost < best) best = cost;
+    }
+    return best;
+}
+
+static uint32_t hunt_from(hunt *h, uint32_t state, uint32_t len, unsigned depth) {
+    if ((!h->dfa || h->dfa->accept[state]) && stop_is_new(h, len)) return h->end;
+    return hunt_range(h, state, (piece){0, ALL, 0}, len, depth);
+}
+
+static void hunt_init(hunt *h, const ms_matcher *m, const ms_block *leaf, uint32_t seen, uint32_t start, uint32_t end) {
+    *h = (hunt){.m = m, .leaf = leaf, .seen = seen, .prefix = m->log + start, .prefix_len = end - start};
+    h->dfa = leaf->dfa == MS_DFA_NONE ? NULL : &m->g->dfas[leaf->dfa];
+    h->end = leaf->kind == MS_BLOCK_STRING;
+}
+
+uint32_t ms_unseen_cost(const ms_matcher *m, const ms_block *leaf, uint32_t state, uint32_t seen, uint32_t start,
+                        bool begun) {
+    hunt h;
+    uint32_t quote = leaf->kind == MS_BLOCK_STRING && !begun;
+    if (!seen) {
+        uint32_t dist = leaf->dfa == MS_DFA_NONE          ? 0
+                        : !m->g->dfas[leaf->dfa].states   ? MS_BOUND_NONE
+                        : leaf->kind == MS_BLOCK_DFA      ? m->g->dfas[leaf->dfa].dist[state]
+                                                          : leaf->weights[state];
+        return ms_bound_add(dist, quote + (leaf->kind == MS_BLOCK_STRING));
+    }
+    hunt_init(&h, m, leaf, seen, start, begun ? m->log_len : start);
+    uint32_t len = 0;
+    if (quote) h.more[len++] = '"';
+    if (h.dfa && !h.dfa->states) return MS_BOUND_NONE;
+    return ms_bound_add(hunt_from(&h, state, len, 0), quote);
+}
+
+/* ------------------------------------------------------------------ costs */
+
+/* What the frame above says about repeated texts; 0: nothing. */
+static uint32_t seen_above(const ms_matcher *m, const ms_frame *f) {
+    const ms_frame *up = &m->frames[f->parent];
+    return up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM ? up->seen : 0;
+}
+
+static uint32_t part_bytes(uint32_t part) {
+    switch (kind_of(part)) {
+    case PART_NONE: return 0;
+    case PART_ESCAPE: return 1;
+    case PART_HEX: return 6 - rest_of(part);
+    default: return (uint32_t)kind_of(part) + 1 - rest_of(part);
+    }
+}
+
+/* No automaton: any code point goes on, as long as there is room. */
+static uint32_t plain_cost(const ms_block *b, const ms_frame *f) {
+    uint32_t count = f->b, part = f->c, cost = 0;
+    if (part) {
+        if (count >= b->max) return MS_BOUND_NONE;
+        if (count != UINT32_MAX) count++;
+        switch (kind_of(part)) {
+        case PART_ESCAPE: cost = 1; break;
+        case PART_HIGH: cost = 6; break;
+        case PART_HIGH_ESCAPE: cost = 5; break;
+        default: cost = rest_of(part);
+        }
+        uint32_t top = rest_of(part) <= 2 ? bits_of(part) >> 4 * (2 - rest_of(part)) : 0;
+        if (kind_of(part) == PART_HEX && top >= 0xD8 && top <= 0xDB) cost += 6; /* its second half must follow */
+    }
+    return count < b->min ? ms_bound_add(cost, b->min - count < MS_BOUND_NONE ? b->min - count : MS_BOUND_NONE) : cost;
+}
+
+static uint32_t range_cost(const ms_matcher *m, const ms_block *b, const ms_frame *f, piece p) {
+    const ms_dfa *d = &m->g->dfas[b->dfa];
+    uint32_t best = MS_BOUND_NONE;
+    for (uint32_t e = d->first[f->a]; e < d->first[f->a + 1]; e++) {
+        const ms_dfa_edge *x = &d->edges[e];
+        if (x->hi < p.lo || x->lo > p.hi) continue;
+        if (b->max != MS_UNLIMITED && (uint64_t)f->b + 1 + d->dist[x->to] > b->max) continue;
+        uint32_t cost = ms_bound_add(p.rest, b->weights[x->to]);
+        if (cost < best) best = cost;
+    }
+    return best;
+}
+
+uint32_t ms_string_cost(const ms_matcher *m, const ms_frame *f) {
+    const ms_block *b = &m->g->blocks[f->block];
+    uint32_t quotes = b->form == MS_STRING_RAW ? 0 : f->phase == MS_PHASE_START ? 2 : 1, seen = seen_above(m, f);
+    piece pieces[7];
+    unsigned n = f->c ? pieces_of(f->c, pieces) : 0;
+    uint32_t best = MS_BOUND_NONE;
+    if (seen) {
+        const ms_frame *up = &m->frames[f->parent];
+        if (!f->c) return ms_unseen_cost(m, b, f->a, seen, up->start, f->phase != MS_PHASE_START);
+        hunt h;
+        hunt_init(&h, m, b, seen, up->start, m->log_len - part_bytes(f->c));
+        for (unsigned i = 0; i < n; i++) {
+            uint32_t cost = hunt_range(&h, f->a, pieces[i], 0, 0);
+            if (cost < best) best = cost;
+        }
+        return best;
+    }
+    if (b->dfa == MS_DFA_NONE && b->form == MS_STRING_CANONICAL && f->c && !n) return MS_BOUND_NONE;
+    if (b->dfa == MS_DFA_NONE) return ms_bound_add(plain_cost(b, f), quotes);
+    const ms_dfa *d = &m->g->dfas[b->dfa];
+    if (!d->states) return MS_BOUND_NONE;
+    if (!f->c) {
+        if (b->max != MS_UNLIMITED && (uint64_t)f->b + d->dist[f->a] > b->max) return MS_BOUND_NONE;
+        return ms_bound_add(b->weights[f->a], quotes);
+    }
+    for (unsigned i = 0; i < n; i++) {
+        uint32_t cost = range_cost(m, b, f, pieces[i]);
+        if (cost < best) best = cost;
+    }
+    return ms_bound_add(best, quotes);
+}
+
+bool ms_string_may_end(const ms_matcher *m, const ms_frame *f) {
+    const ms_block *b = &m->g->blocks[f->block];
+    if (f->c || (b->form != MS_STRING_RAW && f->phase == MS_PHASE_START)) return false;
+    return b->dfa == MS_DFA_NONE ? f->b >= b->min : m->g->dfas[b->dfa].accept[f->a] != 0;
+}
+
+/* ------------------------------------------------------------------ steps */
+
+/* A whole code point was read. */
+static bool take_symbol(const ms_matcher *m, ms_frame *f, uint32_t cp) {
+    const ms_block *b = &m->g->blocks[f->block];
+    f->c = 0;
+    if (b->dfa != MS_DFA_NONE) {
+        f->a = ms_dfa_step(&m->g->dfas[b->dfa], f->a, cp);
+        if (f->a == MS_DFA_NONE) return false;
+    }
+    if (b->max != MS_UNLIMITED) {
+        if (f->b >= b->max) return false;
+        f->b++;
+    } else if (f->b < b->min) {
+        f->b++;
+    }
+    return true;
+}
+
+static bool set_part(ms_frame *f, part_kind kind, uint32_t rest, uint32_t bits) {
+    piece pieces[7];
+    f->c = make_part(kind, rest, bits);
+    return kind > PART_UTF8_4 || pieces_of(f->c, pieces) > 0;
+}
+
+static bool utf8_byte(const ms_matcher *m, ms_frame *f, uint8_t byte) {
+    if (!f->c) {
+        if (byte < 0x80) return take_symbol(m, f, byte);
+        if (byte >= 0xC2 && byte < 0xE0) return set_part(f, PART_UTF8_2, 1, byte & 31);
+        if (byte >= 0xE0 && byte < 0xF0) return set_part(f, PART_UTF8_3, 2, byte & 15);
+        if (byte >= 0xF0 && byte < 0xF5) return set_part(f, PART_UTF8_4, 3, byte & 7);
+        return false;
+    }
+    if ((byte & 0xC0) != 0x80) return false;
+    uint32_t bits = bits_of(f->c) << 6 | (byte & 63), rest = rest_of(f->c) - 1;
+    return rest ? set_part(f, kind_of(f->c), rest, bits) : take_symbol(m, f, bits);
+}
+
+static int hex_digit(uint8_t c, bool lower_only) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F' && !lower_only) return c - 'A' + 10;
+    return -1;
+}
+
+static bool hex_byte(const ms_matcher *m, ms_frame *f, uint8_t byte, bool canonical) {
+    int digit = hex_digit(byte, canonical);
+    if (digit < 0) return false;
+    uint32_t rest = rest_of(f->c) - 1, bits = bits_of(f->c) << 4 | (uint32_t)digit;
+    if (kind_of(f->c) == PART_LOW) { /* ten bits of the first half, then the second */
+        uint32_t low = bits & 0xFFFF;
+        if (rest == 3 && digit != 13) return false;
+        if (rest == 2 && (low & 15) < 12) return false;
+        if (rest) return set_part(f, PART_LOW, rest, bits);
+        return take_symbol(m, f, 0x10000 + ((bits >> 16 & 0x3FF) << 10) + (low - 0xDC00));
+    }
+    if (canonical) {
+        piece pieces[7];
+        f->c = make_part(PART_HEX, rest, bits);
+        if (rest) return pieces_of(f->c, pieces) > 0;
+        return bits < 0x20 && !memchr(short_escapes, (int)bits, 5) && take_symbol(m, f, bits);
+    }
+    if (rest) return !(rest == 2 && bits >= 0xDC && bits <= 0xDF) && set_part(f, PART_HEX, rest, bits);
+    if (bits >= 0xD800 && bits < 0xDC00) return set_part(f, PART_HIGH, 0, bits - 0xD800);
+    return take_symbol(m, f, bits);
+}
+
+static bool escape_byte(const ms_matcher *m, ms_frame *f, uint8_t byte, bool canonical) {
+    uint32_t bits = bits_of(f->c);
+    switch (kind_of(f->c)) {
+    case PART_ESCAPE: {
+        const char *letter = byte ? memchr(short_letters, byte, 5) : NULL;
+        if (letter) return take_symbol(m, f, (uint8_t)short_escapes[letter - short_letters]);
+        if (byte == '"' || byte == '\\') return take_symbol(m, f, byte);
+        if (byte == '/' && !canonical) return take_symbol(m, f, byte);
+        return byte == 'u' && set_part(f, PART_HEX, 4, 0);
+    }
+    case PART_HIGH: return byte == '\\' && set_part(f, PART_HIGH_ESCAPE, 0, bits);
+    case PART_HIGH_ESCAPE: return byte == 'u' && set_part(f, PART_LOW, 4, bits);
+    default: return hex_byte(m, f, byte, canonical);
+    }
+}
+
+int ms_string_step(const ms_matcher *m, ms_frame *f, uint8_t byte) {
+    const ms_block *b = &m->g->blocks[f->block];
+    if (b->form == MS_STRING_RAW) return utf8_byte(m, f, byte);
+    if (f->phase == MS_PHASE_START) {
+        f->phase = MS_PHASE_FIRST;
+        return byte == '"';
+    }
+    if (kind_of(f->c) > PART_UTF8_4) return escape_byte(m, f, byte, b->form == MS_STRING_CANONICAL);
+    if (!f->c && byte == '"') return ms_string_may_end(m, f) ? 2 : 0;
+    if (!f->c && byte == '\\') return set_part(f, PART_ESCAPE, 0, 0);
+    if (!f->c && byte < 0x20) return 0;
+    return utf8_byte(m, f, byte);
+}

@@ -1,0 +1,532 @@
+/* schema_language.c: automata of the numbers and strings that an alternative allows (schema_compile.h).
+ *
+ * Numbers are read digit by digit against both bounds: while as many digits as the bound's are not known, the comparison
+ * of what was read stands beside the count of integer digits, and both together decide at the end.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/schema_compile.h"
+
+enum { MAX_DIGITS = 64, FRACTION_DIGITS = 17, MAX_DIVISOR = 10000 };
+
+/* ------------------------------------------------------------------ bounds */
+
+/* A decimal written out: integer digits without leading zeros (0: "0"), fraction without trailing ones. */
+typedef struct bound {
+    bool set, negative, zero, exclusive;
+    uint8_t digits[MAX_DIGITS], fraction[MAX_DIGITS];
+    uint32_t digit_count, fraction_count;
+} bound;
+
+/* false: too long to be written out. */
+static bool read_bound(bound *out, const ms_json *v) {
+    const char *s = v->raw;
+    size_t n = v->raw_len;
+    uint8_t all[2 * MAX_DIGITS];
+    uint32_t count = 0;
+    long point = 0, exponent = 0;
+    bool seen_point = false, minus = false;
+    *out = (bound){.set = true};
+    size_t i = 0;
+    if (i < n && s[i] == '-') out->negative = true, i++;
+    for (; i < n && s[i] != 'e' && s[i] != 'E'; i++) {
+        if (s[i] == '.') {
+            seen_point = true;
+            continue;
+        }
+        if (!count && s[i] == '0') { /* leading */
+            point -= seen_point;
+            continue;
+        }
+        if (count == sizeof all) return false;
+        all[count++] = (uint8_t)(s[i] - '0');
+        point += !seen_point;
+    }
+    for (i++; i < n; i++) {
+        if (s[i] == '-') minus = true;
+        else if (s[i] != '+' && exponent < 100000) exponent = exponent * 10 + (s[i] - '0');
+    }
+    while (count && all[count - 1] == 0) count--;
+    out->zero = count == 0;
+    if (out->zero) {
+        *out = (bound){.set = true, .zero = true, .digit_count = 1};
+        return true;
+    }
+    point += minus ? -exponent : exponent; /* the value is 0.all * 10^point */
+    if (point > MAX_DIGITS || point < -(MAX_DIGITS - (long)count) || (long)count - point > MAX_DIGITS) return false;
+    if (point <= 0) out->digit_count = 1;
+    for (long k = 0; k < point; k++) out->digits[out->digit_count++] = k < (long)count ? all[k] : 0;
+    for (long k = point < 0 ? point : 0; k < 0; k++) out->fraction[out->fraction_count++] = 0;
+    for (long k = point > 0 ? point : 0; k < (long)count; k++) out->fraction[out->fraction_count++] = all[k];
+    return true;
+}
+
+static int compare_magnitude(const bound *a, const bound *b) {
+    if (a->digit_count != b->digit_count) return a->digit_count > b->digit_count ? 1 : -1;
+    int c = memcmp(a->digits, b->digits, a->digit_count);
+    for (uint32_t i = 0; !c && (i < a->fraction_count || i < b->fraction_count); i++) {
+        c = (i < a->fraction_count ? a->fraction[i] : 0) - (i < b->fraction_count ? b->fraction[i] : 0);
+    }
+    return (c > 0) - (c < 0);
+}
+
+static int compare_bounds(const bound *a, const bound *b) {
+    bool x = a->negative && !a->zero, y = b->negative && !b->zero;
+    if (x != y) return x ? -1 : 1;
+    return x ? -compare_magnitude(a, b) : compare_magnitude(a, b);
+}
+
+/* ------------------------------------------------------------------ the automaton of a range */
+
+typedef struct range {
+    bound lo, hi;
+    bool integer, fractional, canonical, exponents; /* fractional: integers are not meant */
+    uint32_t divisor, scale; /* multiples of divisor * 10^-scale; divisor 0: no such rule */
+    uint32_t clamp;          /* integer digits beyond this are all the same */
+    uint32_t max_fraction;
+} range;
+
+typedef enum part { PART_START, PART_SIGN, PART_ZERO, PART_DIGITS, PART_POINT, PART_FRACTION, PART_E, PART_E_SIGN, PART_EXPONENT } part;
+
+typedef struct key {
+    uint32_t part, negative, count, rest; /* count: integer digits, then fraction or exponent digits are in `after` */
+    int32_t lo, hi;                       /* what was read against the digits of the bounds: -1, 0, 1 */
+    uint32_t after, something, last_zero; /* something: 1: not zero so far, 2: in the fraction */
+} key;
+
+static int against(int so_far, const bound *b, bool fraction, uint32_t place, uint32_t digit) {
+    if (so_far || !b->set) return so_far;
+    uint32_t count = fraction ? b->fraction_count : b->digit_count;
+    uint32_t other = place < count ? (fraction ? b->fraction[place] : b->digits[place]) : 0;
+    return (digit > other) - (digit < other);
+}
+
+/* The magnitude read against a bound's magnitude. */
+static int finally(const key *k, const bound *b, int so_far) {
+    if (k->count != b->digit_count) return k->count > b->digit_count ? 1 : -1;
+    if (so_far) return so_far;
+    for (uint32_t i = k->after; i < b->fraction_count; i++)
+        if (b->fraction[i]) return -1;
+    return 0;
+}
+
+static bool within(const range *r, const key *k) {
+    bool negative = k->negative != 0;
+    if (r->lo.set) {
+        int c = r->lo.negative != negative ? (negative ? -1 : 1)
+                                           : (negative ? -finally(k, &r->lo, k->lo) : finally(k, &r->lo, k->lo));
+        if (c < 0 || (c == 0 && r->lo.exclusive)) return false;
+    }
+    if (r->hi.set) {
+        int c = r->hi.negative != negative ? (negative ? -1 : 1)
+                                           : (negative ? -finally(k, &r->hi, k->hi) : finally(k, &r->hi, k->hi));
+        if (c > 0 || (c == 0 && r->hi.exclusive)) return false;
+    }
+    return true;
+}
+
+static bool range_accept(const void *arg, const void *at) {
+    const range *r = arg;
+    const key *k = at;
+    if (k->part == PART_EXPONENT) return true;
+    if (k->part != PART_ZERO && k->part != PART_DIGITS && k->part != PART_FRACTION) return false;
+    if (k->negative && !k->something) return false; /* no -0 */
+    if (r->fractional && !(k->something & 2)) return false;
+    if (r->canonical && k->part == PART_FRACTION && k->last_zero) return false;
+    if (r->divisor) {
+        uint64_t rest = k->rest;
+        for (uint32_t i = k->after; i < r->scale; i++) rest = rest * 10 % r->divisor;
+        if (rest) return false;
+    }
+    return within(r, k);
+}
+
+static void take_digit(const range *r, const key *from, uint32_t digit, key *k) {
+    bool fraction = from->part == PART_POINT || from->part == PART_FRACTION;
+    *k = *from;
+    if (r->divisor) k->rest = (uint32_t)(((uint64_t)k->rest * 10 + digit) % r->divisor);
+    k->something |= digit != 0;
+    if (fraction) {
+        if (r->fractional && digit) k->something |= 2;
+        k->lo = against(k->lo, &r->lo, true, k->after, digit);
+        k->hi = against(k->hi, &r->hi, true, k->after, digit);
+        k->after++;
+        k->last_zero = r->canonical && digit == 0;
+        k->part = PART_FRACTION;
+        return;
+    }
+    k->lo = against(k->lo, &r->lo, false, k->count, digit);
+    k->hi = against(k->hi, &r->hi, false, k->count, digit);
+    if (k->count < r->clamp) k->count++;
+    k->part = from->part == PART_DIGITS || digit ? PART_DIGITS : PART_ZERO;
+}
+
+static void digits_from(const range *r, const key *k, uint32_t lo, ms_dfa_sink *sink) {
+    for (uint32_t d = lo; d < 10; d++) {
+        key next;
+        take_digit(r, k, d, &next);
+        ms_dfa_emit(sink, '0' + d, '0' + d, &next);
+    }
+}
+
+static void go(ms_dfa_sink *sink, const key *k, char symbol, part next) {
+    key to = *k;
+    to.part = (uint32_t)next;
+    ms_dfa_emit(sink, (uint8_t)symbol, (uint8_t)symbol, &to);
+}
+
+static void exponent_edges(const key *k, ms_dfa_sink *sink) {
+    key to = {.part = PART_EXPONENT, .after = k->part == PART_EXPONENT ? k->after + 1 : 1};
+    if (k->part == PART_E) {
+        go(sink, k, '+', PART_E_SIGN);
+        go(sink, k, '-', PART_E_SIGN);
+    }
+    if (to.after <= 2) ms_dfa_emit(sink, '0', '9', &to);
+}
+
+static void range_edges(const void *arg, const void *at, ms_dfa_sink *sink) {
+    const range *r = arg;
+    const key *k = at;
+    key plain = {.part = PART_E}; /* behind an e nothing before it matters */
+    switch ((part)k->part) {
+    case PART_START: {
+        key minus = *k;
+        minus.part = PART_SIGN;
+        minus.negative = 1;
+        ms_dfa_emit(sink, '-', '-', &minus);
+        digits_from(r, k, 0, sink);
+        return;
+    }
+    case PART_SIGN: digits_from(r, k, 0, sink); return;
+    case PART_POINT: digits_from(r, k, 0, sink); return;
+    case PART_ZERO:
+    case PART_DIGITS:
+        if (!r->integer) go(sink, k, '.', PART_POINT);
+        if (k->part == PART_DIGITS) digits_from(r, k, 0, sink);
+        break;
+    case PART_FRACTION:
+        if (k->after < r->max_fraction) digits_from(r, k, 0, sink);
+        break;
+    default: exponent_edges(k, sink); return;
+    }
+    if (!r->exponents || (k->negative && !k->something)) return;
+    ms_dfa_emit(sink, 'E', 'E', &plain);
+    ms_dfa_emit(sink, 'e', 'e', &plain);
+}
+
+/* ------------------------------------------------------------------ numbers */
+
+static void narrow_bound(ms_compiler *c, bound *b, const ms_json *node, const char *name, bool exclusive, int side) {
+    const ms_json *k = ms_json_get(node, name);
+    bound other;
+    if (!k) return;
+    if (!read_bound(&other, k)) {
+        ms_compile_fail(c, node, name, "expected a bound of at most 64 digits on each side of the point");
+        return;
+    }
+    other.exclusive = exclusive;
+    int order = b->set ? compare_bounds(&other, b) * side : 1;
+    if (order > 0 || (order == 0 && exclusive)) *b = other;
+}
+
+static uint64_t gcd(uint64_t a, uint64_t b) {
+    while (b) {
+        uint64_t t = a % b;
+        a = b;
+        b = t;
+    }
+    return a;
+}
+
+/* Multiples of both. */
+static void narrow_divisor(ms_compiler *c, range *r, const ms_json *node) {
+    const ms_json *k = ms_json_get(node, "multipleOf");
+    bound b;
+    if (!k) return;
+    uint64_t divisor = 0, other = r->divisor ? r->divisor : 1;
+    uint32_t scale = 0;
+    bool good = read_bound(&b, k) && b.digit_count + b.fraction_count <= 15;
+    for (uint32_t i = 0; good && i < b.digit_count; i++) divisor = divisor * 10 + b.digits[i];
+    for (uint32_t i = 0; good && i < b.fraction_count; i++) divisor = divisor * 10 + b.fraction[i];
+    if (good) scale = b.fraction_count;
+    uint64_t mine = divisor;
+    for (uint32_t i = scale; good && i < r->scale; i++) mine *= 10, good = mine < UINT64_C(1) << 40;
+    for (uint32_t i = r->scale; good && r->divisor && i < scale; i++) other *= 10, good = other < UINT64_C(1) << 20;
+    if (good && r->divisor) mine = mine / gcd(mine, other) * other;
+    if (!good || mine > MAX_DIVISOR) {
+        ms_compile_fail(c, node, "multipleOf", "expected a divisor of at most 10000 units of its last digit");
+        return;
+    }
+    if (scale > r->scale) r->scale = scale;
+    r->divisor = (uint32_t)mine;
+}
+
+static void finish_range(range *r) {
+    uint32_t fraction = FRACTION_DIGITS, clamp = 1;
+    if (r->lo.set && r->lo.digit_count + 1 > clamp) clamp = r->lo.digit_count + 1;
+    if (r->hi.set && r->hi.digit_count + 1 > clamp) clamp = r->hi.digit_count + 1;
+    if (r->lo.fraction_count + 1 > fraction) fraction = r->lo.fraction_count + 1;
+    if (r->hi.fraction_count + 1 > fraction) fraction = r->hi.fraction_count + 1;
+    r->clamp = clamp;
+    r->max_fraction = r->divisor ? r->scale : fraction;
+    r->integer = r->integer || (r->divisor && r->scale == 0);
+    r->exponents = !r->integer && !r->fractional && !r->canonical && !r->divisor && !r->lo.set && !r->hi.set;
+}
+
+static void build_range(ms_compiler *c, const range *r, ms_dfa *out) {
+    static const key start = {.part = PART_START};
+    ms_dfa_source src = {r, sizeof start, &start, range_edges, range_accept};
+    ms_error why;
+    ms_status status = ms_dfa_build(out, &src, MS_MAX_AUTOMATON, &c->work, &why);
+    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, "", "expected simpler bounds of a number");
+    else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
+}
+
+/* The words of d without those of the range, or only those. */
+static void without(ms_compiler *c, ms_dfa *d, const range *r) {
+    ms_dfa values = {0}, others = {0}, rest = {0};
+    build_range(c, r, &values);
+    if (c->status == MS_OK) ms_compile_status(c, ms_dfa_complement(&others, &values, MS_MAX_AUTOMATON, &c->work, c->err));
+    if (c->status == MS_OK) ms_compile_status(c, ms_dfa_intersect(&rest, d, &others, MS_MAX_AUTOMATON, &c->work, c->err));
+    ms_dfa_clear(&values);
+    ms_dfa_clear(&others);
+    ms_dfa_clear(d);
+    *d = rest;
+}
+
+/* Values that a `not` of the node excludes: calls for the numbers of an enum or const. */
+static const ms_json *excluded(const ms_json *node) {
+    const ms_json *k = ms_json_get(node, "not");
+    if (!k || k->type != MS_JSON_OBJECT) return NULL;
+    const ms_json *only = NULL;
+    for (const ms_json *m = k->child; m; m = m->next) {
+        if (ms_schema_is_annotation(m)) continue;
+        if (only) return NULL;
+        only = m;
+    }
+    return only;
+}
+
+static bool is_key(const ms_json *m, const char *name) {
+    return m && m->key_len == strlen(name) && memcmp(m->key, name, m->key_len) == 0;
+}
+
+static void exclude_numbers(ms_compiler *c, const ms_json *node, bool integer, ms_dfa *d) {
+    const ms_json *k = excluded(node);
+    if (!is_key(k, "enum") && !is_key(k, "const")) return;
+    for (const ms_json *v = is_key(k, "enum") ? k->child : k; v && c->status == MS_OK; v = is_key(k, "enum") ? v->next : NULL) {
+        if (v->type != MS_JSON_NUMBER) continue;
+        range r = {.integer = integer};
+        if (!read_bound(&r.lo, v)) {
+            ms_compile_fail(c, c->current, "not", "expected a number of at most 64 digits");
+            return;
+        }
+        r.hi = r.lo;
+        finish_range(&r);
+        without(c, d, &r);
+    }
+}
+
+void ms_number_language(ms_compiler *c, const ms_set *alternative, ms_number_kind kind, bool canonical, ms_dfa *out) {
+    range r = {.integer = kind == MS_INTEGERS, .fractional = kind == MS_FRACTIONS, .canonical = canonical};
+    bool excludes = false;
+    *out = (ms_dfa){0};
+    for (size_t i = 0; i < alternative->count && c->status == MS_OK; i++) {
+        const ms_json *n = alternative->items[i], *k = excluded(n);
+        narrow_bound(c, &r.lo, n, "minimum", false, 1);
+        narrow_bound(c, &r.lo, n, "exclusiveMinimum", true, 1);
+        narrow_bound(c, &r.hi, n, "maximum", false, -1);
+        narrow_bound(c, &r.hi, n, "exclusiveMaximum", true, -1);
+        narrow_divisor(c, &r, n);
+        excludes = excludes || is_key(k, "enum") || is_key(k, "const");
+    }
+    if (c->status != MS_OK) return;
+    finish_range(&r);
+    if (excludes) r.exponents = false;
+    build_range(c, &r, out);
+    for (size_t i = 0; i < alternative->count && c->status == MS_OK && excludes; i++) {
+        exclude_numbers(c, alternative->items[i], r.integer, out);
+    }
+}
+
+/* ------------------------------------------------------------------ strings */
+
+void ms_narrow(ms_compiler *c, ms_dfa *d, bool *any, ms_dfa *other) {
+    ms_dfa both = {0};
+    if (*any) {
+        *d = *other;
+        *other = (ms_dfa){0};
+        *any = false;
+        return;
+    }
+    ms_error why;
+    ms_status status = c->status == MS_OK ? ms_dfa_intersect(&both, d, other, MS_MAX_AUTOMATON, &c->work, &why) : MS_OK;
+    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, "", "expected simpler patterns in one place");
+    else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
+    ms_dfa_clear(d);
+    ms_dfa_clear(other);
+    *d = both;
+}
+
+#define BYTE "(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)"
+#define HEX4 "[0-9a-fA-F]{1,4}"
+#define LABEL "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define ATOM "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+#define LEAP "(\\d\\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+#define DATE "(\\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|02-(0[1-9]|1\\d|2[0-8]))|" LEAP "-02-29)"
+#define TIME "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,9})?([Zz]|[+-]([01]\\d|2[0-3]):[0-5]\\d)"
+
+static const char *const format_patterns[] = {
+    [MS_FORMAT_DATE] = "^" DATE "$",
+    [MS_FORMAT_TIME] = "^" TIME "$",
+    [MS_FORMAT_DATE_TIME] = "^" DATE "[Tt]" TIME "$",
+    [MS_FORMAT_DURATION] = "^P(\\d+W|(\\d+Y(\\d+M(\\d+D)?)?|\\d+M(\\d+D)?|\\d+D)(T(\\d+H(\\d+M(\\d+S)?)?|\\d+M(\\d+S)?|\\d+S))?|"
+                           "T(\\d+H(\\d+M(\\d+S)?)?|\\d+M(\\d+S)?|\\d+S))$",
+    [MS_FORMAT_EMAIL] = "^" ATOM "(\\." ATOM ")*@" LABEL "(\\." LABEL ")*$",
+    [MS_FORMAT_HOSTNAME] = "^" LABEL "(\\." LABEL ")*$",
+    [MS_FORMAT_IPV4] = "^" BYTE "(\\." BYTE "){3}$",
+    [MS_FORMAT_IPV6] = "^((" HEX4 ":){7}" HEX4 "|(" HEX4 ":){1,7}:|(" HEX4 ":){1,6}:" HEX4 "|(" HEX4 ":){1,5}(:" HEX4 "){1,2}|"
+                       "(" HEX4 ":){1,4}(:" HEX4 "){1,3}|(" HEX4 ":){1,3}(:" HEX4 "){1,4}|(" HEX4 ":){1,2}(:" HEX4 "){1,5}|"
+                       HEX4 ":(:" HEX4 "){1,6}|:(:" HEX4 "){1,7}|::|::(" HEX4 ":){0,5}" BYTE "(\\." BYTE "){3}|"
+                       "(" HEX4 ":){6}" BYTE "(\\." BYTE "){3})$",
+    [MS_FORMAT_URI] = "^[A-Za-z][A-Za-z0-9+.-]*:([A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*"
+                      "(#([A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)?$",
+    [MS_FORMAT_UUID] = "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"};
+
+static void regex_language(ms_compiler *c, const ms_regex *r, const char *keyword, bool inverted, ms_dfa *out) {
+    ms_error why;
+    ms_dfa d = {0};
+    *out = d;
+    ms_status status = ms_regex_dfa(&d, r, MS_MAX_AUTOMATON, &c->work, &why);
+    if (status == MS_OK && inverted) {
+        status = ms_dfa_complement(out, &d, MS_MAX_AUTOMATON, &c->work, &why);
+        ms_dfa_clear(&d);
+    } else {
+        *out = d;
+    }
+    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, keyword, "expected a pattern with fewer states");
+    else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
+}
+
+/* Strings longer than a hostname or the name of a mailbox may be. */
+static void limit_length(ms_compiler *c, ms_format_kind kind, bool *any, ms_dfa *d) {
+    static const char *const longer[] = {[MS_FORMAT_HOSTNAME] = "^[^]{0,253}$", [MS_FORMAT_EMAIL] = "^[^@]{1,64}@[^]{0,253}$"};
+    ms_regex *r;
+    ms_dfa limit;
+    if (kind != MS_FORMAT_HOSTNAME && kind != MS_FORMAT_EMAIL) return;
+    ms_status status = ms_regex_compile(&r, longer[kind], strlen(longer[kind]), c->err);
+    ms_compile_status(c, status);
+    if (status != MS_OK) return;
+    regex_language(c, r, "format", false, &limit);
+    ms_regex_free(r);
+    ms_narrow(c, d, any, &limit);
+}
+
+static void format_language(ms_compiler *c, const ms_json *name, bool inverted, bool *any, ms_dfa *d) {
+    ms_format_kind kind = ms_schema_format(name);
+    if (kind == MS_FORMAT_OTHER || c->status != MS_OK) return;
+    ms_regex *r;
+    ms_dfa one = {0}, other = {0};
+    bool none = true;
+    ms_status status = ms_regex_compile(&r, format_patterns[kind], strlen(format_patterns[kind]), c->err);
+    ms_compile_status(c, status);
+    if (status != MS_OK) return;
+    regex_language(c, r, "format", false, &one);
+    ms_regex_free(r);
+    ms_narrow(c, &other, &none, &one);
+    limit_length(c, kind, &none, &other);
+    if (inverted && c->status == MS_OK) {
+        if (kind == MS_FORMAT_TIME || kind == MS_FORMAT_DATE_TIME || kind == MS_FORMAT_IPV6) { /* its automaton is stricter */
+            ms_compile_fail(c, c->current, "not", "expected a format other than time, date-time and ipv6");
+        } else {
+            ms_compile_status(c, ms_dfa_complement(&one, &other, MS_MAX_AUTOMATON, &c->work, c->err));
+            ms_dfa_clear(&other);
+            other = one;
+        }
+    }
+    ms_narrow(c, d, any, &other);
+}
+
+static void pattern_language(ms_compiler *c, const ms_json *k, bool inverted, bool *any, ms_dfa *d) {
+    const ms_regex *r = ms_schema_regex(c->s, k->str, k->str_len);
+    ms_dfa one;
+    if (!r || c->status != MS_OK) return;
+    regex_language(c, r, "pattern", inverted, &one);
+    ms_narrow(c, d, any, &one);
+}
+
+void ms_other_words(ms_compiler *c, const ms_word *words, size_t count, ms_dfa *out) {
+    ms_dfa d = {0};
+    *out = d;
+    if (c->status != MS_OK) return;
+    ms_compile_status(c, ms_dfa_words(&d, words, count, true, &c->work, c->err));
+    if (c->status == MS_OK) ms_compile_status(c, ms_dfa_complement(out, &d, 1u << 22, &c->work, c->err));
+    ms_dfa_clear(&d);
+}
+
+static void exclude_strings(ms_compiler *c, const ms_json *k, bool *any, ms_dfa *d) {
+    ms_word *words = malloc((k->count + 1) * sizeof *words);
+    size_t n = 0;
+    ms_dfa others;
+    if (!words) {
+        ms_compile_status(c, ms_fail_memory(c->err, "a schema", k->count * sizeof *words));
+        return;
+    }
+    bool list = is_key(k, "enum");
+    for (const ms_json *v = list ? k->child : k; v; v = list ? v->next : NULL)
+        if (v->type == MS_JSON_STRING) words[n++] = (ms_word){v->str, v->str_len};
+    if (n) {
+        ms_other_words(c, words, n, &others);
+        ms_narrow(c, d, any, &others);
+    }
+    free(words);
+}
+
+static void count_bounds(const ms_set *alternative, uint32_t *min, uint32_t *max) {
+    *min = 0;
+    *max = MS_UNLIMITED;
+    for (size_t i = 0; i < alternative->count; i++) {
+        uint64_t n;
+        const ms_json *lo = ms_json_get(alternative->items[i], "minLength");
+        const ms_json *hi = ms_json_get(alternative->items[i], "maxLength");
+        if (lo && ms_json_u64(lo, &n) && n > *min) *min = n < MS_BOUND_NONE ? (uint32_t)n : MS_BOUND_NONE;
+        if (hi && ms_json_u64(hi, &n) && n < *max) *max = (uint32_t)n;
+    }
+}
+
+void ms_string_language(ms_compiler *c, const ms_set *alternative, bool bounded, ms_dfa *out, bool *any, uint32_t *min,
+                        uint32_t *max) {
+    *out = (ms_dfa){0};
+    *any = true;
+    for (size_t i = 0; i < alternative->count && c->status == MS_OK; i++) {
+        const ms_json *n = alternative->items[i], *k;
+        if ((k = ms_json_get(n, "pattern"))) pattern_language(c, k, false, any, out);
+        if ((k = ms_json_get(n, "format"))) format_language(c, k, false, any, out);
+        k = excluded(n);
+        if (is_key(k, "pattern")) pattern_language(c, k, true, any, out);
+        else if (is_key(k, "format")) format_language(c, k, true, any, out);
+        else if (is_key(k, "enum") || is_key(k, "const")) exclude_strings(c, k, any, out);
+    }
+    count_bounds(alternative, min, max);
+    if (c->status != MS_OK || (*any && (!bounded || (!*min && *max == MS_UNLIMITED)))) return;
+    if (*min == 0 && (!bounded || *max == MS_UNLIMITED)) return;
+    /* The automaton counts: up to the lower bound always, up to the upper one when asked to. */
+    ms_dfa every = {0}, counted = {0};
+    if (*any) ms_other_words(c, NULL, 0, &every);
+    ms_error why;
+    if (c->status != MS_OK) return;
+    ms_status status = ms_dfa_bounded(&counted, *any ? &every : out, *min, bounded ? *max : MS_UNLIMITED,
+                                      MS_MAX_AUTOMATON, &c->work, &why);
+    if (status == MS_ERR_USAGE) {
+        ms_compile_fail(c, c->current, *min ? "minLength" : "maxLength", "expected a smaller bound beside a pattern");
+    } else if (status != MS_OK) {
+        ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
+    }
+    ms_dfa_clear(&every);
+    ms_dfa_clear(out);
+    *out = counted;
+    *any = false;
+    *min = 0;
+    if (bounded) *max = MS_UNLIMITED;
+}

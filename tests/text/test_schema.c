@@ -1,0 +1,121 @@
+/* JSON Schema: schema_cases.json against the grammar, byte by byte, and against the validator; both must agree.
+ *
+ * A case has a schema and instances: `valid` fit both, `loose` fit the schema but have a spelling that the grammar does
+ * not write (order, exponents), `invalid` fit neither.  `refuse` names the keyword that is refused; `unsatisfiable`
+ * schemas have no text; `inexact` ones leave a check to the validator.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/schema.h"
+
+static ms_text read_file(const char *path) {
+    ms_text t = {0};
+    char buffer[4096];
+    FILE *f = fopen(path, "rb");
+    if (!f) fail_msg("cannot open %s", path);
+    for (size_t n; (n = fread(buffer, 1, sizeof buffer, f)) > 0;) ms_text_append(&t, buffer, n);
+    (void)fclose(f);
+    return t;
+}
+
+static bool flag(const ms_json *c, const char *name) {
+    const ms_json *v = ms_json_get(c, name);
+    return v && v->type == MS_JSON_TRUE;
+}
+
+static bool reads(const ms_grammar *g, const char *text, size_t len) {
+    ms_matcher *m;
+    ms_error err;
+    assert_int_equal(ms_matcher_create(&m, g, &err), MS_OK);
+    bool good = true;
+    for (size_t i = 0; i < len && good; i++) {
+        uint32_t bound = ms_matcher_bound(m);
+        assert_true(bound < MS_BOUND_NONE);
+        good = ms_matcher_symbol(m, (uint8_t)text[i]);
+    }
+    good = good && ms_matcher_accepts(m);
+    assert_false(ms_matcher_failed(m));
+    ms_matcher_destroy(m);
+    return good;
+}
+
+static size_t faults;
+#define fault_msg(...) (print_error(__VA_ARGS__), print_error("\n"), (void)faults++)
+
+static size_t check_list(const ms_json *c, const char *list, const ms_schema *s, const ms_grammar *g, bool fits,
+                         bool read, bool exact) {
+    const ms_json *all = ms_json_get(c, list), *schema = ms_json_get(c, "schema");
+    size_t count = 0;
+    for (const ms_json *v = all ? all->child : NULL; v; v = v->next, count++) {
+        bool valid;
+        ms_error err;
+        assert_int_equal(ms_schema_validate(s, v, &valid, &err), MS_OK);
+        if (valid != fits) {
+            fault_msg("%.*s: the validator says %d about %.*s", (int)schema->raw_len, schema->raw, valid, (int)v->raw_len, v->raw);
+        }
+        if (g && (exact || read) && reads(g, v->raw, v->raw_len) != read) {
+            fault_msg("%.*s: the grammar says %d about %.*s", (int)schema->raw_len, schema->raw, !read, (int)v->raw_len, v->raw);
+        }
+    }
+    return count;
+}
+
+static size_t check_case(const ms_json *c) {
+    const ms_json *schema = ms_json_get(c, "schema"), *refuse = ms_json_get(c, "refuse");
+    int len = (int)schema->raw_len;
+    ms_schema *s;
+    ms_schema_fault fault;
+    ms_error err = {0};
+    ms_grammar *g;
+    uint32_t root = 0;
+    bool exact = true;
+    assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
+    ms_status status = ms_schema_open(&s, schema, &fault, &err);
+    if (status == MS_OK) status = ms_schema_compile(s, g, &root, &exact, &fault, &err);
+    if (refuse) {
+        if (status != MS_ERR_USAGE) fault_msg("%.*s was not refused", len, schema->raw);
+        else if (strcmp(fault.keyword, refuse->str) != 0) fault_msg("%.*s: refused at %s", len, schema->raw, fault.keyword);
+        else assert_non_null(strstr(err.message, "schema #"));
+    } else if (status != MS_OK) {
+        fault_msg("%.*s: %s", len, schema->raw, err.message);
+    }
+    size_t count = refuse ? 1 : 0;
+    if (!refuse && status == MS_OK) {
+        bool empty = ms_grammar_finish(g, root, &err) == MS_ERR_USAGE;
+        if (empty != flag(c, "unsatisfiable")) fault_msg("%.*s: satisfiable is %d", len, schema->raw, !empty);
+        if (exact == flag(c, "inexact")) fault_msg("%.*s: exact is %d", len, schema->raw, exact);
+        count += check_list(c, "valid", s, g, true, true, exact);
+        count += check_list(c, "loose", s, g, true, false, exact);
+        count += check_list(c, "invalid", s, empty ? NULL : g, false, false, exact);
+    }
+    ms_grammar_free(g);
+    ms_schema_close(s);
+    return count;
+}
+
+static void cases_agree(void **state) {
+    (void)state;
+    ms_text t = read_file("tests/text/schema_cases.json");
+    ms_json_doc *doc;
+    ms_error err;
+    if (ms_json_parse(&doc, t.data, t.len, "schema_cases.json", NULL, &err) != MS_OK) fail_msg("%s", err.message);
+    size_t count = 0;
+    for (const ms_json *c = ms_json_root(doc)->child; c; c = c->next) count += check_case(c);
+    assert_true(count >= 800);
+    assert_int_equal(faults, 0);
+    ms_json_free(doc);
+    ms_text_free(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(cases_agree)};
+    return cmocka_run_group_tests_name("schema", tests, NULL, NULL);
+}
