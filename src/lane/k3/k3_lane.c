@@ -90,7 +90,8 @@ static ms_status parser_finish(void *p, ms_reply_delta *delta, ms_reply *out, ms
 }
 static void parser_destroy(void *p) { k3_parser_destroy(p); }
 
-static const ms_reply_parser_ops parser = {parser_create, parser_push, parser_finish, parser_destroy};
+static const ms_reply_parser_ops parser = {
+    .create = parser_create, .push = parser_push, .finish = parser_finish, .destroy = parser_destroy};
 
 static const char *const efforts[] = {"low", "medium", "high", "max", NULL};
 
