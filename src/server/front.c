@@ -245,6 +245,7 @@ static bool take_body(ms_exchange *x, const char *data, size_t len) {
 
 static void handle(ms_exchange *x) {
     ms_front *f = x->front;
+    ms_exchange_timeout(x, 0); /* until there is an answer the client may be silent */
     if (x->failed_body && x->body_seen > f->o.max_body_bytes) {
         ms_front_refuse(x, 413, "body_too_large", "the body may have at most %llu bytes",
                         (unsigned long long)f->o.max_body_bytes);

@@ -119,6 +119,7 @@ static void end_stopped(run *r, ms_stop why, const char *phase, size_t generated
 static const char *reuse_word(const run *r) {
     switch (r->from.origin) {
     case MS_ORIGIN_LIVE:
+    case MS_ORIGIN_REWIND:
     case MS_ORIGIN_POINT:
         return "hit";
     case MS_ORIGIN_KEPT:

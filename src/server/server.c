@@ -39,6 +39,7 @@ void ms_server_options_default(ms_server_options *o) {
                              .max_output = 8192,
                              .sequential_limit = 7,
                              .keepalive_s = 10,
+                             .queue_bytes = MS_JOB_QUEUE_BYTES,
                              .reuse = true,
                              .buffer_structured = true,
                              .constrain = true,

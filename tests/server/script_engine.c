@@ -184,6 +184,19 @@ static ms_status forward(ms_causal *c, const uint32_t *ids, size_t count, const 
 static void cancel(ms_causal *c) { atomic_store(&of(c)->cancelled, true); }
 static void clear_cancel(ms_causal *c) { atomic_store(&of(c)->cancelled, false); }
 
+static bool can_rewind(const ms_causal *c, uint64_t to) {
+    const script_engine *s = of(c);
+    return to == 0 || to == s->tokens.count || (s->rewinds && to <= s->tokens.count);
+}
+
+static ms_status rewind_to(ms_causal *c, uint64_t to, ms_error *err) {
+    script_engine *s = of(c);
+    if (!can_rewind(c, to)) return ms_fail(err, MS_ERR_USAGE, "no way back");
+    if (to < s->tokens.count) s->has_logits = false;
+    s->tokens.count = (size_t)to;
+    return MS_OK;
+}
+
 typedef struct point {
     ms_ids ids;
 } point;
@@ -271,10 +284,12 @@ static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
     (void)atomic_fetch_add(&s->saves, 1);
 }
 
-static const ms_causal_ops plain_ops = {position, tokens, logits, reset, forward, cancel, clear_cancel, mark,
-                                        go_back,  unmark, stats,  NULL,  NULL,    NULL,   NULL};
-static const ms_causal_ops keeping_ops = {position, tokens, logits, reset, forward, cancel, clear_cancel, mark,
-                                          go_back,  unmark, stats,  peek,  restore, drop,   save};
+#define TIMELINE                                                                                             \
+    .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward,            \
+    .cancel = cancel, .clear_cancel = clear_cancel, .can_rewind = can_rewind, .rewind = rewind_to,           \
+    .mark = mark, .go_back = go_back, .unmark = unmark, .stats = stats
+static const ms_causal_ops plain_ops = {TIMELINE};
+static const ms_causal_ops keeping_ops = {TIMELINE, .peek = peek, .restore = restore, .drop = drop, .save = save};
 
 /* ------------------------------------------------------------------ life */
 

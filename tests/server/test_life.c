@@ -271,6 +271,7 @@ static void a_client_that_does_not_read(void **state) {
     f.o.max_output = 60000;
     f.o.context = f.engine.base.context = 65536;
     f.o.io_timeout_s = 2;
+    f.o.queue_bytes = 65536;
     ms_text reply = {0};
     for (int i = 0; i < 30000; i++) ms_text_puts(&reply, "y ");
     script_say(&f.engine, "endless", "t", reply.data);

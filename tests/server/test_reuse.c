@@ -318,6 +318,22 @@ static void kept_states(void **state) {
     ms_text_free(&m);
 }
 
+/* A timeline that can go back by itself keeps everything up to the difference. */
+static void a_timeline_that_rewinds(void **state) {
+    (void)state;
+    http_response r;
+    f.engine.rewinds = true;
+    forget();
+    ask("{\"role\":\"user\",\"content\":\"alpha and a number of words that do not change, then one\"}", "", &r);
+    long first = prompt(&r);
+    http_free(&r);
+    ask("{\"role\":\"user\",\"content\":\"alpha and a number of words that do not change, then beta\"}", "", &r);
+    assert_true(cached(&r) > first / 2 && cached(&r) < first);
+    assert_string_equal(http_text(&r, "choices.0.message.content"), "Second answer.");
+    http_free(&r);
+    f.engine.rewinds = false;
+}
+
 static void without_reuse(void **state) {
     (void)state;
     http_response r;
@@ -345,6 +361,7 @@ int main(void) {
         cmocka_unit_test(arguments_written_anew),
         cmocka_unit_test(what_misses),
         cmocka_unit_test(the_system_part_is_an_anchor),
+        cmocka_unit_test(a_timeline_that_rewinds),
         cmocka_unit_test(without_reuse),
         cmocka_unit_test(kept_states),
     };

@@ -127,6 +127,8 @@ static const ms_reply_parser_ops parser = {.create = parser_create,
                                            .finish = parser_finish,
                                            .destroy = parser_destroy};
 
+static const char *const efforts[] = {"none", "high", NULL};
+
 const ms_lane ms_lane_mimo26 = {
     .name = "mimo26",
     .config_bytes = sizeof(mimo_config),
@@ -147,4 +149,7 @@ const ms_lane ms_lane_mimo26 = {
     .forward = mimo_forward,
     .render = mimo_render,
     .parser = &parser,
+    .model_id = "mimo-v2.6-flash",
+    .efforts = efforts,
+    .default_effort = "high",
 };
