@@ -4,6 +4,7 @@
 
 int ms_bench_quality(int argc, char **argv);
 int ms_bench_kernels(int argc, char **argv);
+int ms_bench_mask(int argc, char **argv);
 int ms_bench_gpu(int argc, char **argv);
 int ms_bench_shape(int argc, char **argv);
 int ms_bench_load(int argc, char **argv);

@@ -12,6 +12,7 @@ static const struct {
 } measurements[] = {
     {"quality", ms_bench_quality, "greedy tokens of a set of chat requests against the recorded ones"},
     {"kernels", ms_bench_kernels, "matrix products of the CPU beside the rates of its memory and arithmetic"},
+    {"mask", ms_bench_mask, "token masks of grammar-constrained replies on the vocabulary of a rank file"},
     {"gpu", ms_bench_gpu, "operations of a backend at official sizes beside the device's memory and matrix rates"},
     {"shape", ms_bench_shape, "official sizes with random weights, experts in their slots or from the disk"},
     {"load", ms_bench_load, "reading and converting the resident weights beside the rate of the disk"},

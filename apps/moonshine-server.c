@@ -221,6 +221,7 @@ static ms_status start_server(program *p, ms_error *err) {
     s.deadline_s = p->o.deadline_s;
     s.keepalive_s = p->o.keepalive_s;
     s.reuse = p->o.prefix_reuse != 0;
+    s.constrain = p->o.constrain != 0;
     s.buffer_structured = p->o.buffer_structured != 0;
     s.metrics = p->o.metrics;
     s.slots_endpoint = p->o.slots_endpoint;

@@ -92,14 +92,16 @@ static bool same_object(const ms_json *a, const ms_json *b) {
 bool ms_json_same(const ms_json *a, const ms_json *b) {
     if (a->type != b->type) return false;
     switch (a->type) {
-    case MS_JSON_STRING: return a->str_len == b->str_len && memcmp(a->str, b->str, a->str_len) == 0;
+    case MS_JSON_STRING:
+        return a->str_len == b->str_len && memcmp(a->str, b->str, a->str_len) == 0;
     case MS_JSON_NUMBER: {
         if (a->raw_len == b->raw_len && memcmp(a->raw, b->raw, a->raw_len) == 0) return true;
         double x = ms_json_number_value(a->raw, a->raw_len), y = ms_json_number_value(b->raw, b->raw_len);
         double limit = 9007199254740992.0; /* beyond 2^53 two integers may share a double */
-        return x == y && x <= limit && x >= -limit;
+        return x == y && x < limit && x > -limit;
     }
-    case MS_JSON_OBJECT: return same_object(a, b);
+    case MS_JSON_OBJECT:
+        return same_object(a, b);
     case MS_JSON_ARRAY: {
         const ms_json *x = a->child, *y = b->child;
         for (; x && y; x = x->next, y = y->next) {
@@ -109,7 +111,8 @@ bool ms_json_same(const ms_json *a, const ms_json *b) {
     }
     case MS_JSON_NULL:
     case MS_JSON_FALSE:
-    case MS_JSON_TRUE: break;
+    case MS_JSON_TRUE:
+        break;
     }
     return true;
 }

@@ -16,7 +16,8 @@ static void variant_free(variant *v) {
 }
 
 static bool is_directive(const char *key) {
-    static const char *const keys[] = {"tool_choice", "parallel_tool_calls", "response_format", "add_generation_prompt"};
+    static const char *const keys[] = {"tool_choice", "parallel_tool_calls", "response_format",
+                                       "add_generation_prompt"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (strcmp(key, keys[i]) == 0) return true;
     }

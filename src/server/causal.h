@@ -33,6 +33,9 @@ typedef struct ms_causal_ops {
     /* Makes the running forward stop at its next boundary; cleared by clear_cancel. */
     void (*cancel)(ms_causal *c);
     void (*clear_cancel)(ms_causal *c);
+    /* Goes back without a point, where the state allows it (ms_session_rewind). */
+    bool (*can_rewind)(const ms_causal *c, uint64_t position);
+    ms_status (*rewind)(ms_causal *c, uint64_t position, ms_error *err);
     /* Points of the timeline, as ms_session_snapshot and _restore. */
     ms_status (*mark)(ms_causal *c, void **point, ms_error *err);
     ms_status (*go_back)(ms_causal *c, const void *point, ms_error *err);
@@ -65,7 +68,7 @@ typedef struct ms_kept_view {
 typedef struct ms_causal_source {
     void *self;
     ms_status (*open)(void *self, ms_causal **out, ms_error *err);
-    void (*close)(void *self); /* also after a failed open */
+    void (*close)(void *self);                   /* also after a failed open */
     void (*kept)(void *self, ms_kept_view *out); /* any thread; NULL: nothing is kept */
 } ms_causal_source;
 

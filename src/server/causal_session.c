@@ -32,11 +32,15 @@ static ms_status mark(ms_causal *c, void **point, ms_error *err) {
     *point = snap;
     return MS_OK;
 }
-static ms_status go_back(ms_causal *c, const void *point, ms_error *err) { return ms_session_restore(of(c), point, err); }
+static ms_status go_back(ms_causal *c, const void *point, ms_error *err) {
+    return ms_session_restore(of(c), point, err);
+}
 static void unmark(ms_causal *c, void *point) {
     (void)c;
     ms_snapshot_destroy(point);
 }
+static bool can_rewind(const ms_causal *c, uint64_t to) { return ms_session_can_rewind(of(c), to); }
+static ms_status rewind_to(ms_causal *c, uint64_t to, ms_error *err) { return ms_session_rewind(of(c), to, err); }
 static void stats(const ms_causal *c, ms_engine_stats *out) {
     ms_engine_get_stats(((const ms_causal_session *)(const void *)c)->engine, out);
 }
@@ -60,8 +64,8 @@ static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
 /* Without room for kept states the last four stay NULL. */
 #define TIMELINE                                                                                             \
     .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward,            \
-    .cancel = cancel, .clear_cancel = clear_cancel, .mark = mark, .go_back = go_back, .unmark = unmark,      \
-    .stats = stats
+    .cancel = cancel, .clear_cancel = clear_cancel, .can_rewind = can_rewind, .rewind = rewind_to,           \
+    .mark = mark, .go_back = go_back, .unmark = unmark, .stats = stats
 static const ms_causal_ops plain_ops = {TIMELINE};
 static const ms_causal_ops keeping_ops = {TIMELINE, .peek = peek, .restore = restore, .drop = drop, .save = save};
 

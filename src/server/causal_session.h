@@ -12,8 +12,8 @@
 typedef struct ms_causal_session ms_causal_session;
 
 typedef struct ms_causal_session_options {
-    ms_engine_options engine; /* snapshots: points of the timeline; kept_state_bytes: states in memory */
-    ms_prefix_options kept;   /* memory_bytes is the engine's; a NULL root: none on disk */
+    ms_engine_options engine;    /* snapshots: points of the timeline; kept_state_bytes: states in memory */
+    ms_prefix_options kept;      /* memory_bytes is the engine's; a NULL root: none on disk */
     void (*disabled)(void *arg); /* the folder belongs to another process */
     void *disabled_arg;
 } ms_causal_session_options;

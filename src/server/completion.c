@@ -46,7 +46,8 @@ static bool render_fault(ms_api_error *e, const ms_error *err) {
     char param[256];
     size_t n = strcspn(err->message, ":");
     (void)snprintf(param, sizeof param, "%.*s", (int)(n < sizeof param ? n : sizeof param - 1), err->message);
-    return ms_api_fail(e, 400, "invalid_value", param, "this model's chat format does not take the value of %.200s", param);
+    return ms_api_fail(e, 400, "invalid_value", param, "this model's chat format does not take the value of %.200s",
+                       param);
 }
 
 static bool raw_prompt(ms_server *s, const ms_api_request *q, ms_candidate *out, ms_api_error *e) {
@@ -224,8 +225,7 @@ static void reply_whole(waiting *w) {
     double decode = (double)j->decode_ns / 1e9;
     header_seconds(w->x, "X-Moonshine-Prompt-Seconds", (double)j->prefill_ns / 1e9);
     header_seconds(w->x, "X-Moonshine-Decode-Seconds", decode);
-    header_seconds(w->x, "X-Moonshine-Decode-Tokens-Per-Second",
-                   decode > 0 ? (double)j->usage.completion / decode : 0);
+    header_seconds(w->x, "X-Moonshine-Decode-Tokens-Per-Second", decode > 0 ? (double)j->usage.completion / decode : 0);
     if (j->stop_note) ms_exchange_header(w->x, "X-Moonshine-Stop", j->stop_note);
     ms_exchange_reply(w->x, 200, MS_JSON_CONTENT, &body);
 }
@@ -291,9 +291,11 @@ static ms_job *new_job(ms_server *s, const ms_api_codec *codec, ms_exchange *x, 
         return NULL;
     }
     j->codec = codec;
+    j->max_queue_bytes = s->o.queue_bytes;
     (void)snprintf(j->id, sizeof j->id, "%s", ms_exchange_id(x));
     (void)snprintf(j->peer, sizeof j->peer, "%s", ms_exchange_peer(x));
     bool good = parse(s, codec, x, &j->request, false, e);
+    if (good) good = ms_constraints_get(s->constraints, &j->request, &j->constraint, e);
     if (good && !(j->writer = codec->writer(&j->request))) {
         good = ms_api_fail(e, 500, "internal_error", "", "out of memory");
     }

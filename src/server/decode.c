@@ -19,6 +19,19 @@ static ms_status add_stops(ms_decode *d, ms_error *err) {
     return MS_OK;
 }
 
+/* Tools of the request and of its messages, for formats whose calls cannot be read without them. */
+static ms_status declare_tools(ms_decode *d, const ms_reply_parser_ops *ops, ms_error *err) {
+    ms_text list = {0};
+    ms_json_doc *doc = NULL;
+    static const ms_json_limits limits = {.max_depth = MS_JSON_MAX_DEPTH};
+    MS_TRY(ms_declared_tools(ms_json_root(d->job->request.chat_doc), &list, err));
+    ms_status status = list.len ? ms_json_parse(&doc, list.data, list.len, "declared tools", &limits, err) : MS_OK;
+    if (status == MS_OK && doc) status = ops->tools(d->parser, ms_json_root(doc), err);
+    ms_json_free(doc);
+    ms_text_free(&list);
+    return status;
+}
+
 ms_status ms_decode_init(ms_decode *d, ms_generator *g, ms_job *j, ms_channel channel, uint64_t limit, ms_error *err) {
     const ms_api_request *r = &j->request;
     *d = (ms_decode){.g = g, .job = j, .limit = limit};
@@ -32,11 +45,12 @@ ms_status ms_decode_init(ms_decode *d, ms_generator *g, ms_job *j, ms_channel ch
     }
     d->hold = r->format != MS_API_TEXT && g->buffer_structured;
     ms_status status = add_stops(d, err);
+    if (status == MS_OK && j->constraint) status = ms_held_begin(&d->held, j->constraint, err);
+    d->sampler.allowed = d->held.mask;
     if (status == MS_OK && channel != MS_CHANNEL_NONE) {
         const ms_reply_parser_ops *ops = g->text->lane->parser;
         status = ops->create(&d->parser, g->text->tokenizer, channel, err);
-        const ms_json *tools = r->chat_doc ? ms_json_get(ms_json_root(r->chat_doc), "tools") : NULL;
-        if (status == MS_OK && ops->tools && tools) status = ops->tools(d->parser, tools, err);
+        if (status == MS_OK && ops->tools) status = declare_tools(d, ops, err);
     }
     if (status != MS_OK) ms_decode_fini(d);
     return status;
@@ -45,6 +59,7 @@ ms_status ms_decode_init(ms_decode *d, ms_generator *g, ms_job *j, ms_channel ch
 void ms_decode_fini(ms_decode *d) {
     if (d->parser) d->g->text->lane->parser->destroy(d->parser);
     d->parser = NULL;
+    ms_held_end(&d->held);
     ms_stop_strings_free(&d->stops);
     ms_text_free(&d->delta.reasoning);
     ms_text_free(&d->delta.content);
@@ -138,9 +153,11 @@ static ms_status push_raw(ms_decode *d, uint32_t id, bool *done) {
     const uint8_t *bytes = ms_tokenizer_token(d->g->text->tokenizer, id, &len);
     d->delta.reasoning.len = d->delta.content.len = 0;
     d->delta.channel = MS_CHANNEL_RESPONSE;
-    *done = id == d->g->text->info.eos;
-    if (bytes) ms_utf8_stream_push(&d->utf8, bytes, len, &d->delta.content);
-    else ms_utf8_stream_end(&d->utf8, &d->delta.content);
+    *done = false; /* the stop ids decide */
+    if (bytes)
+        ms_utf8_stream_push(&d->utf8, bytes, len, &d->delta.content);
+    else
+        ms_utf8_stream_end(&d->utf8, &d->delta.content);
     return MS_OK;
 }
 
@@ -149,9 +166,12 @@ static void note_progress(ms_decode *d) {
     uint64_t now = ms_clock_ns();
     (void)pthread_mutex_lock(&j->lock);
     j->progress.generated = d->generated.count;
-    if (d->delta.in_tools) j->progress.part = "tool";
-    else if (d->delta.channel == MS_CHANNEL_THINK) j->progress.part = "reasoning";
-    else if (d->delta.channel == MS_CHANNEL_RESPONSE) j->progress.part = "response";
+    if (d->delta.in_tools)
+        j->progress.part = "tool";
+    else if (d->delta.channel == MS_CHANNEL_THINK)
+        j->progress.part = "reasoning";
+    else if (d->delta.channel == MS_CHANNEL_RESPONSE)
+        j->progress.part = "response";
     const char *part = j->progress.part;
     uint64_t start = j->progress.decode_start_ns;
     (void)pthread_mutex_unlock(&j->lock);
@@ -168,9 +188,10 @@ static void note_progress(ms_decode *d) {
 
 static ms_status take(ms_decode *d, const float *logits, uint32_t id, bool *done, ms_error *err) {
     MS_TRY(ms_ids_push(&d->generated, id, err));
-    ms_status status = d->parser ? d->g->text->lane->parser->push(d->parser, id, &d->delta, done, err)
-                                 : push_raw(d, id, done);
+    ms_status status =
+        d->parser ? d->g->text->lane->parser->push(d->parser, id, &d->delta, done, err) : push_raw(d, id, done);
     MS_TRY(status);
+    *done = *done || ms_text_model_stops(d->g->text, id);
     if (d->delta.channel == MS_CHANNEL_THINK) d->reasoning++;
     if (d->job->request.logprobs && d->delta.channel == MS_CHANNEL_RESPONSE && !*done) {
         MS_TRY(add_logprob(d, logits, id, err));
@@ -198,10 +219,17 @@ static bool is_cut(ms_decode *d) {
 ms_status ms_decode_run(ms_decode *d, const float *logits, ms_error *err) {
     ms_causal *t = d->g->timeline;
     const ms_forward_options one = {.range = 1};
+    /* Ids behind the tokenizer's last one are padding of the matrices: no text. */
+    uint32_t ids = ms_tokenizer_ids(d->g->text->tokenizer);
+    if (ids > t->vocab) ids = t->vocab;
     for (;;) {
         uint32_t id;
         bool done = false;
-        MS_TRY(ms_sampler_pick(&d->sampler, logits, t->vocab, &id, err));
+        if (d->held.matcher) {
+            MS_TRY(ms_held_next(&d->held, d->delta.in_tools, d->limit - d->generated.count, err));
+        }
+        MS_TRY(ms_sampler_pick(&d->sampler, logits, ids, &id, err));
+        if (d->held.matcher) MS_TRY(ms_held_take(&d->held, id, err));
         MS_TRY(take(d, logits, id, &done, err));
         if (done || d->stops.matched) {
             d->end = done ? MS_END_MESSAGE : MS_END_STOP_STRING;

@@ -15,7 +15,13 @@ typedef struct ms_logprob_list {
     size_t count, cap;
 } ms_logprob_list;
 
-typedef enum ms_decode_end { MS_END_MESSAGE, MS_END_STOP_STRING, MS_END_LENGTH, MS_END_DEADLINE, MS_END_CUT } ms_decode_end;
+typedef enum ms_decode_end {
+    MS_END_MESSAGE,
+    MS_END_STOP_STRING,
+    MS_END_LENGTH,
+    MS_END_DEADLINE,
+    MS_END_CUT
+} ms_decode_end;
 
 typedef struct ms_decode {
     ms_generator *g;
@@ -24,6 +30,7 @@ typedef struct ms_decode {
     ms_utf8_stream utf8;
     ms_reply_delta delta;
     ms_sampler sampler;
+    ms_held held; /* constraint NULL: the reply is free */
     ms_stop_strings stops;
     ms_text piece;
     ms_text shown;    /* response text that passed the stop strings */

@@ -143,8 +143,9 @@ static void cut_slow_sockets(ms_front *f) {
 }
 
 static void refuse_socket(int fd) {
-    static const char body[] = "{\"error\":{\"message\":\"too many connections\",\"type\":\"server_error\",\"param\":null,"
-                               "\"code\":\"server_busy\"}}";
+    static const char body[] =
+        "{\"error\":{\"message\":\"too many connections\",\"type\":\"server_error\",\"param\":null,"
+        "\"code\":\"server_busy\"}}";
     char answer[512];
     int n = snprintf(answer, sizeof answer,
                      "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
@@ -244,6 +245,7 @@ static bool take_body(ms_exchange *x, const char *data, size_t len) {
 
 static void handle(ms_exchange *x) {
     ms_front *f = x->front;
+    ms_exchange_timeout(x, 0); /* until there is an answer the client may be silent */
     if (x->failed_body && x->body_seen > f->o.max_body_bytes) {
         ms_front_refuse(x, 413, "body_too_large", "the body may have at most %llu bytes",
                         (unsigned long long)f->o.max_body_bytes);
@@ -328,7 +330,8 @@ ms_status ms_front_create(ms_front **out, const ms_front_options *o, ms_error *e
     f->o = *o;
     (void)pthread_mutex_init(&f->lock, NULL);
     f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    ms_status status = f->wake_fd < 0 ? ms_fail_errno(err, MS_ERR_IO, errno, "an event descriptor") : listen_all(f, err);
+    ms_status status =
+        f->wake_fd < 0 ? ms_fail_errno(err, MS_ERR_IO, errno, "an event descriptor") : listen_all(f, err);
     if (status == MS_OK) status = start(f, err);
     if (status == MS_OK)
         *out = f;

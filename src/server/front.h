@@ -27,7 +27,7 @@ typedef struct ms_route {
     const char *path;
     bool tail; /* path is the beginning: what follows is ms_exchange_tail */
     unsigned methods;
-    bool open; /* without a key */
+    bool open;        /* without a key */
     ms_api_kind kind; /* whose error envelope */
     void (*handle)(void *arg, ms_exchange *x);
 } ms_route;

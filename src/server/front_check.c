@@ -21,10 +21,14 @@ static enum MHD_Result one_header(void *arg, enum MHD_ValueKind kind, const char
     }
     const struct {
         const char *name, **to;
-    } known[] = {{"Transfer-Encoding", &h->transfer}, {"Content-Encoding", &h->encoding},
-                 {"Expect", &h->expect},              {"Origin", &h->origin},
-                 {"Host", &h->host},                  {"Authorization", &h->authorization},
-                 {"x-api-key", &h->api_key},          {"Content-Type", &h->type},
+    } known[] = {{"Transfer-Encoding", &h->transfer},
+                 {"Content-Encoding", &h->encoding},
+                 {"Expect", &h->expect},
+                 {"Origin", &h->origin},
+                 {"Host", &h->host},
+                 {"Authorization", &h->authorization},
+                 {"x-api-key", &h->api_key},
+                 {"Content-Type", &h->type},
                  {"X-Client-Request-Id", &h->client_id}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (strcasecmp(name, known[i].name) == 0) *known[i].to = value;
@@ -179,9 +183,10 @@ static bool check_route(ms_exchange *x) {
     }
     bool get = x->head || strcmp(x->method, "GET") == 0;
     if ((get && (x->route->methods & MS_GET)) || (x->post && (x->route->methods & MS_POST))) return true;
-    ms_exchange_header(x, "Allow", x->route->methods == MS_GET    ? "GET, HEAD, OPTIONS"
-                                   : x->route->methods == MS_POST ? "POST, OPTIONS"
-                                                                  : "GET, HEAD, POST, OPTIONS");
+    ms_exchange_header(x, "Allow",
+                       x->route->methods == MS_GET    ? "GET, HEAD, OPTIONS"
+                       : x->route->methods == MS_POST ? "POST, OPTIONS"
+                                                      : "GET, HEAD, POST, OPTIONS");
     ms_front_refuse(x, 405, "method_not_allowed", "this path is not for that method");
     return false;
 }

@@ -11,10 +11,10 @@
 
 enum { STREAM_BLOCK = 16384, REQUESTS_MAX = 100 };
 
-#define EXPOSED                                                                                                   \
-    "X-Request-Id, X-Client-Request-Id, X-Moonshine-Prompt-Evaluated-Tokens, X-Moonshine-Prompt-Reused-Tokens, "  \
-    "X-Moonshine-Prompt-Seconds, X-Moonshine-Decode-Seconds, X-Moonshine-Decode-Tokens-Per-Second, "              \
-    "X-Moonshine-Ignored-Fields, X-Moonshine-Ignored-Tools, X-Moonshine-Repaired, X-Moonshine-Clamped, "          \
+#define EXPOSED                                                                                                        \
+    "X-Request-Id, X-Client-Request-Id, X-Moonshine-Prompt-Evaluated-Tokens, X-Moonshine-Prompt-Reused-Tokens, "       \
+    "X-Moonshine-Prompt-Seconds, X-Moonshine-Decode-Seconds, X-Moonshine-Decode-Tokens-Per-Second, "                   \
+    "X-Moonshine-Ignored-Fields, X-Moonshine-Ignored-Tools, X-Moonshine-Repaired, X-Moonshine-Clamped, "               \
     "X-Moonshine-Stop, X-Moonshine-Seed, X-Moonshine-Reasoning-Restored"
 
 const char *ms_exchange_id(const ms_exchange *x) { return x->id; }

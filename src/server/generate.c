@@ -11,7 +11,7 @@
 #include "server/decode.h"
 
 enum {
-    ANCHOR_MIN_TOKENS = 16,  /* a shorter beginning is not worth a point */
+    ANCHOR_MIN_TOKENS = 16,   /* a shorter beginning is not worth a point */
     KEEP_PROMPT_TOKENS = 512, /* a prompt that evaluated so many is kept at its end */
     DEADLINE_FIRST_ROWS = 32, /* of a prompt under a deadline, to learn the speed */
     PROGRESS_LOG_S = 60
@@ -23,10 +23,10 @@ typedef struct run {
     ms_job *j;
     ms_turn_end *end;
     ms_beginning from;
-    size_t prompt;      /* ids that the model sees */
-    size_t anchor;      /* where to mark it; 0: nowhere */
+    size_t prompt; /* ids that the model sees */
+    size_t anchor; /* where to mark it; 0: nowhere */
     uint64_t room, start_ns, last_log_ns;
-    uint64_t base;      /* ids evaluated before the running forward */
+    uint64_t base; /* ids evaluated before the running forward */
     ms_engine_stats before;
 } run;
 
@@ -119,9 +119,13 @@ static void end_stopped(run *r, ms_stop why, const char *phase, size_t generated
 static const char *reuse_word(const run *r) {
     switch (r->from.origin) {
     case MS_ORIGIN_LIVE:
-    case MS_ORIGIN_POINT: return "hit";
-    case MS_ORIGIN_KEPT: return "checkpoint";
-    case MS_ORIGIN_COLD: break;
+    case MS_ORIGIN_REWIND:
+    case MS_ORIGIN_POINT:
+        return "hit";
+    case MS_ORIGIN_KEPT:
+        return "checkpoint";
+    case MS_ORIGIN_COLD:
+        break;
     }
     if (!r->g->reuse) return "disabled";
     return r->g->timeline->ops->position(r->g->timeline) ? "miss" : "cold";
@@ -284,13 +288,7 @@ static const char *broken_rule(const ms_api_request *q, const ms_reply *reply) {
 
 static const char *broken_format(const ms_api_request *q, const ms_reply *reply, ms_decode_end end) {
     if (q->format == MS_API_TEXT || reply->call_count) return NULL;
-    ms_json_doc *doc = NULL;
-    static const ms_json_limits limits = {.max_depth = MS_JSON_MAX_DEPTH, .reject_duplicates = true};
-    bool good = ms_json_parse(&doc, reply->content ? reply->content : "", reply->content_len, "content", &limits, NULL) ==
-                MS_OK;
-    if (good && q->format == MS_API_JSON_OBJECT) good = ms_json_root(doc)->type == MS_JSON_OBJECT;
-    ms_json_free(doc);
-    if (good) return NULL;
+    if (ms_response_fits(q, reply->content ? reply->content : "", reply->content_len)) return NULL;
     return end == MS_END_LENGTH || end == MS_END_DEADLINE ? "output limit reached inside the value"
                                                           : "the model's output is not what response_format asks for";
 }
@@ -363,9 +361,12 @@ static void finish(run *r, ms_decode *d, const ms_reply *reply) {
                               .completion = d->generated.count,
                               .reasoning = d->reasoning},
                     .comment = comment};
-    if (d->end == MS_END_MESSAGE) e.finish = reply->call_count ? MS_API_TOOL_CALLS : MS_API_STOP;
-    else if (d->end == MS_END_STOP_STRING) e.finish = MS_API_STOP_STRING;
-    else e.finish = MS_API_LENGTH;
+    if (d->end == MS_END_MESSAGE)
+        e.finish = reply->call_count ? MS_API_TOOL_CALLS : MS_API_STOP;
+    else if (d->end == MS_END_STOP_STRING)
+        e.finish = MS_API_STOP_STRING;
+    else
+        e.finish = MS_API_LENGTH;
     if (d->end == MS_END_STOP_STRING && d->stops.matched) {
         const ms_text *s = &d->stops.text[d->stops.match];
         e.stop = s->data;
@@ -563,8 +564,8 @@ static ms_status close_reply(ms_generator *g, ms_turn_end *end, ms_error *err) {
     ms_ids closing = {0};
     bool exact = false;
     size_t count = end->generated.count;
-    ms_status status = ms_reply_finish_ids(g->text, end->thinking, &end->reply, end->generated.data, count, &exact,
-                                           &closing, err);
+    ms_status status =
+        ms_reply_finish_ids(g->text, end->thinking, &end->reply, end->generated.data, count, &exact, &closing, err);
     if (status == MS_OK && !exact) status = ms_retained_back(&g->retained, end->prompt_end, err);
     if (status == MS_OK && exact) {
         const ms_forward_options one = {.range = 1};

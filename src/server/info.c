@@ -142,8 +142,10 @@ void ms_handle_props(void *arg, ms_exchange *x) {
     ms_text t = {0};
     ms_text_puts(&t, "{\"defaults\":{\"temperature\":0,\"top_p\":1,\"top_k\":0,\"min_p\":0");
     ms_text_printf(&t, ",\"max_tokens\":%" PRIu64 ",\"reasoning_effort\":", s->limits.default_output);
-    if (s->limits.default_effort) ms_text_printf(&t, "\"%s\"}", s->limits.default_effort);
-    else ms_text_puts(&t, "null}");
+    if (s->limits.default_effort)
+        ms_text_printf(&t, "\"%s\"}", s->limits.default_effort);
+    else
+        ms_text_puts(&t, "null}");
     ms_text_printf(&t,
                    ",\"limits\":{\"context_length\":%" PRIu64 ",\"max_output_tokens\":%" PRIu64
                    ",\"max_body_bytes\":%" PRIu64 ",\"max_connections\":%u},\"reasoning_efforts\":",
@@ -201,13 +203,15 @@ void ms_handle_metrics(void *arg, ms_exchange *x) {
     ms_metrics_write(&s->metrics, &t);
     ms_text_puts(&t, "# HELP moonshine_slot_state What the slot does.\n# TYPE moonshine_slot_state gauge\n");
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
-        ms_text_printf(&t, "moonshine_slot_state{state=\"%s\"} %d\n", states[i], strcmp(states[i], slot_state(&v)) == 0);
+        ms_text_printf(&t, "moonshine_slot_state{state=\"%s\"} %d\n", states[i],
+                       strcmp(states[i], slot_state(&v)) == 0);
     }
     ms_kept_view k;
     look_kept(s, &k);
     ms_text_printf(&t,
                    "# HELP moonshine_prefix_checkpoints Kept states.\n# TYPE moonshine_prefix_checkpoints gauge\n"
-                   "moonshine_prefix_checkpoints{state=\"memory\"} %" PRIu64 "\nmoonshine_prefix_checkpoints{state=\"disk\"} "
+                   "moonshine_prefix_checkpoints{state=\"memory\"} %" PRIu64
+                   "\nmoonshine_prefix_checkpoints{state=\"disk\"} "
                    "%" PRIu64 "\n# HELP moonshine_prefix_checkpoint_writes_total Kept states written to disk.\n"
                    "# TYPE moonshine_prefix_checkpoint_writes_total counter\n"
                    "moonshine_prefix_checkpoint_writes_total{outcome=\"ok\"} %" PRIu64

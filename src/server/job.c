@@ -34,6 +34,7 @@ void ms_job_release(ms_job *j) {
     if (j->writer) j->writer->ops->destroy(j->writer);
     ms_api_request_free(&j->request);
     ms_candidate_free(&j->prompt);
+    ms_constraint_release(j->constraint);
     ms_text_free(&j->out);
     (void)close(j->event_fd);
     (void)pthread_mutex_destroy(&j->lock);
@@ -159,7 +160,9 @@ void ms_job_describe(const ms_job_progress *p, char *out, size_t size) {
         (void)snprintf(out, size, "decode %s %llu", p->part ? p->part : "response", (unsigned long long)p->generated);
         return;
     case MS_PHASE_WAITING:
-    case MS_PHASE_EXPORT: (void)snprintf(out, size, "waiting"); return;
+    case MS_PHASE_EXPORT:
+        (void)snprintf(out, size, "waiting");
+        return;
     }
 }
 

@@ -19,6 +19,7 @@
 
 #include "server/api.h"
 #include "server/candidate.h"
+#include "server/constraint.h"
 
 enum { MS_JOB_QUEUE_BYTES = 1 << 20 };
 
@@ -42,6 +43,7 @@ typedef struct ms_job {
     ms_api_request request;
     const ms_api_codec *codec;
     ms_candidate prompt;
+    ms_constraint *constraint; /* NULL: the reply is free */
     char id[40], peer[64];
     uint64_t admitted_ns, deadline_ns; /* 0: none */
     bool seeded;                       /* the seed was drawn here */

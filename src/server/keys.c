@@ -37,8 +37,9 @@ static ms_status read_lines(ms_keys *k, int fd, const char *path, ms_error *err)
     if (fstat(fd, &st) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s", path);
     if (!S_ISREG(st.st_mode)) return ms_fail_not_regular(err, path, st.st_mode);
     if (st.st_mode & 077) {
-        return ms_fail(err, MS_ERR_USAGE, "%s: expected a key file that only its owner may access (mode 0600), found %03o",
-                       path, st.st_mode & 0777);
+        return ms_fail(err, MS_ERR_USAGE,
+                       "%s: expected a key file that only its owner may access (mode 0600), found %03o", path,
+                       st.st_mode & 0777);
     }
     char *text = malloc(KEY_FILE_MAX_BYTES);
     if (!text) return ms_fail_memory(err, path, KEY_FILE_MAX_BYTES);
@@ -51,7 +52,8 @@ static ms_status read_lines(ms_keys *k, int fd, const char *path, ms_error *err)
     }
     size_t before = k->count;
     if (status == MS_OK) status = add_lines(k, text, len, err);
-    if (status == MS_OK && k->count == before) status = ms_fail(err, MS_ERR_USAGE, "%s: expected a key, found none", path);
+    if (status == MS_OK && k->count == before)
+        status = ms_fail(err, MS_ERR_USAGE, "%s: expected a key, found none", path);
     OPENSSL_cleanse(text, KEY_FILE_MAX_BYTES);
     free(text);
     return status;

@@ -87,8 +87,10 @@ static size_t segment_at(const ms_candidate *c, size_t used) {
     size_t low = 0, high = c->segments.count;
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        if (c->first[mid] < used) low = mid + 1;
-        else high = mid;
+        if (c->first[mid] < used)
+            low = mid + 1;
+        else
+            high = mid;
     }
     return low < c->segments.count && c->first[low] == used ? low : SIZE_MAX;
 }
@@ -226,6 +228,25 @@ static void find_on_timeline(const ms_retained *r, const ms_candidate *c, ms_beg
     }
 }
 
+/* A timeline that can go back by itself serves up to where the prompt differs. */
+static void find_rewind(const ms_retained *r, const ms_candidate *c, ms_beginning *best) {
+    const ms_causal *t = r->timeline;
+    size_t end = (size_t)t->ops->position(t), matched = best->matched;
+    size_t places[3] = {matched, matched ? matched - 1 : 0, 0};
+    for (size_t i = 0; i < r->marks.count; i++) {
+        const ms_mark *m = &r->marks.items[i];
+        if (m->first < matched && matched < m->first + m->count) places[2] = m->first;
+    }
+    for (size_t i = 0; i < 3; i++) {
+        ms_follow at = {.matched = places[i]};
+        if (places[i] <= best->at.matched || places[i] >= end || !t->ops->can_rewind(t, places[i])) continue;
+        (void)ms_follow_ids(c, r->model->tokenizer, t->ops->tokens(t), end, &r->marks, &at, 1);
+        if (!enough(c, at.used, NULL)) continue;
+        best->origin = MS_ORIGIN_REWIND;
+        best->at = at;
+    }
+}
+
 static void find_kept(const ms_retained *r, const ms_candidate *c, ms_beginning *best) {
     ms_causal *t = r->timeline;
     ms_causal_entry e;
@@ -248,6 +269,7 @@ static void find_kept(const ms_retained *r, const ms_candidate *c, ms_beginning 
 ms_beginning ms_retained_find(const ms_retained *r, const ms_candidate *c) {
     ms_beginning best = {.origin = MS_ORIGIN_COLD};
     find_on_timeline(r, c, &best);
+    find_rewind(r, c, &best);
     find_kept(r, c, &best);
     return best;
 }
@@ -256,6 +278,15 @@ static ms_status go_to_point(ms_retained *r, size_t i, ms_error *err) {
     MS_TRY(r->timeline->ops->go_back(r->timeline, r->points[i].point, err));
     drop_points_from(r, i + 1);
     ms_marks_cut(&r->marks, r->points[i].position);
+    return MS_OK;
+}
+
+static ms_status rewind_to(ms_retained *r, size_t position, ms_error *err) {
+    MS_TRY(r->timeline->ops->rewind(r->timeline, position, err));
+    size_t i = r->point_count;
+    while (i && r->points[i - 1].position > position) i--;
+    drop_points_from(r, i);
+    ms_marks_cut(&r->marks, position);
     return MS_OK;
 }
 
@@ -288,8 +319,10 @@ ms_status ms_retained_begin(ms_retained *r, const ms_candidate *c, ms_beginning 
         size_t matched = b->matched;
         *b = (ms_beginning){.origin = MS_ORIGIN_COLD, .matched = matched};
         find_on_timeline(r, c, b);
+        find_rewind(r, c, b);
     }
     if (b->origin == MS_ORIGIN_POINT) return go_to_point(r, b->point, err);
+    if (b->origin == MS_ORIGIN_REWIND) return rewind_to(r, b->at.matched, err);
     if (b->origin == MS_ORIGIN_COLD) ms_retained_reset(r);
     return MS_OK;
 }

@@ -66,7 +66,13 @@ void ms_retained_fini(ms_retained *r);
 /* Empties timeline, marks and points. */
 void ms_retained_reset(ms_retained *r);
 
-typedef enum ms_origin { MS_ORIGIN_COLD, MS_ORIGIN_LIVE, MS_ORIGIN_POINT, MS_ORIGIN_KEPT } ms_origin;
+typedef enum ms_origin {
+    MS_ORIGIN_COLD,
+    MS_ORIGIN_LIVE,   /* the end of the timeline */
+    MS_ORIGIN_REWIND, /* an earlier place that the timeline can go back to by itself */
+    MS_ORIGIN_POINT,
+    MS_ORIGIN_KEPT
+} ms_origin;
 typedef struct ms_beginning {
     ms_origin origin;
     ms_follow at;   /* reused ids, and where the prompt goes on */

@@ -39,8 +39,10 @@ void ms_server_options_default(ms_server_options *o) {
                              .max_output = 8192,
                              .sequential_limit = 7,
                              .keepalive_s = 10,
+                             .queue_bytes = MS_JOB_QUEUE_BYTES,
                              .reuse = true,
                              .buffer_structured = true,
+                             .constrain = true,
                              .model_source = "safetensors",
                              .static_precision = "q8",
                              .expert_store = "raw",
@@ -75,23 +77,23 @@ static ms_status open_all(ms_server *s, ms_error *err) {
     if (!s->turns) return ms_fail_memory(err, "memory of turns", TURNS_MAX);
     s->limits.call_history = ms_turn_memory_history;
     s->limits.call_history_arg = s->turns;
+    if (s->o.constrain) MS_TRY(ms_constraints_create(&s->constraints, s->o.text, err));
     ms_server_profile(s);
-    const ms_worker_options w = {
-        .source = s->o.source,
-        .generator = {.text = s->o.text,
-                      .log = s->o.log,
-                      .metrics = &s->metrics,
-                      .calls = s->calls,
-                      .turns = s->turns,
-                      .model_id = s->o.model_id,
-                      .fingerprint = s->o.fingerprint,
-                      .sequential_limit = s->o.sequential_limit,
-                      .reuse = s->o.reuse,
-                      .buffer_structured = s->o.buffer_structured,
-                      .deadline_ns = (uint64_t)s->o.deadline_s * UINT64_C(1000000000)},
-        .flush_ns = (uint64_t)s->o.io_timeout_s * UINT64_C(1000000000),
-        .changed = s->o.changed,
-        .changed_arg = s->o.changed_arg};
+    const ms_worker_options w = {.source = s->o.source,
+                                 .generator = {.text = s->o.text,
+                                               .log = s->o.log,
+                                               .metrics = &s->metrics,
+                                               .calls = s->calls,
+                                               .turns = s->turns,
+                                               .model_id = s->o.model_id,
+                                               .fingerprint = s->o.fingerprint,
+                                               .sequential_limit = s->o.sequential_limit,
+                                               .reuse = s->o.reuse,
+                                               .buffer_structured = s->o.buffer_structured,
+                                               .deadline_ns = (uint64_t)s->o.deadline_s * UINT64_C(1000000000)},
+                                 .flush_ns = (uint64_t)s->o.io_timeout_s * UINT64_C(1000000000),
+                                 .changed = s->o.changed,
+                                 .changed_arg = s->o.changed_arg};
     const ms_front_options f = {.host = s->o.host,
                                 .port = s->o.port,
                                 .max_body_bytes = s->o.max_body_bytes,
@@ -147,6 +149,7 @@ void ms_server_destroy(ms_server *s) {
     ms_front_destroy(s->front);
     ms_worker_destroy(s->worker);
     ms_call_memory_destroy(s->calls);
+    ms_constraints_destroy(s->constraints);
     ms_turn_memory_destroy(s->turns);
     (void)pthread_mutex_destroy(&s->parsing);
     free(s);

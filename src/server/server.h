@@ -29,7 +29,9 @@ typedef struct ms_server_options {
     uint64_t context;    /* of the engine */
     uint64_t max_output; /* ceiling of a request */
     uint32_t sequential_limit, deadline_s, keepalive_s;
+    uint64_t queue_bytes; /* of a stream's client that reads too slowly; more, and it counts as gone */
     bool reuse, buffer_structured;
+    bool constrain; /* replies are held to tools and formats while they are generated; else only checked afterwards */
     bool metrics, slots_endpoint, ui;
     const char *fingerprint;
 

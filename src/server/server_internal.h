@@ -11,6 +11,7 @@ struct ms_server {
     ms_api_limits limits;
     ms_metrics metrics;
     ms_call_memory *calls;
+    ms_constraints *constraints; /* NULL: replies are free, and checked afterwards */
     ms_turn_memory *turns;
     ms_front *front;
     ms_worker *worker;

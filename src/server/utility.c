@@ -74,8 +74,10 @@ static bool tokenize(ms_server *s, const ms_json *o, ms_text *out, ms_api_error 
     ms_text_puts(out, "{\"tokens\":[");
     for (size_t i = 0; i < ids.count; i++) {
         if (i) ms_text_puts(out, ",");
-        if (pieces) ms_text_printf(out, "{\"id\":%u,\"piece\":", ids.data[i]);
-        else ms_text_printf(out, "%u", ids.data[i]);
+        if (pieces)
+            ms_text_printf(out, "{\"id\":%u,\"piece\":", ids.data[i]);
+        else
+            ms_text_printf(out, "%u", ids.data[i]);
         if (!pieces) continue;
         write_piece(s, ids.data[i], out);
         ms_text_puts(out, "}");
@@ -88,7 +90,8 @@ static bool tokenize(ms_server *s, const ms_json *o, ms_text *out, ms_api_error 
 static bool detokenize(ms_server *s, const ms_json *o, ms_text *out, ms_api_error *e) {
     const ms_json *tokens = field(o, "tokens");
     if (!tokens) return ms_api_fail(e, 400, "missing_field", "tokens", "tokens: expected a list of ids");
-    if (tokens->type != MS_JSON_ARRAY) return ms_api_fail(e, 400, "invalid_type", "tokens", "tokens: expected a list of ids");
+    if (tokens->type != MS_JSON_ARRAY)
+        return ms_api_fail(e, 400, "invalid_type", "tokens", "tokens: expected a list of ids");
     ms_ids ids = {0};
     ms_text text = {0}, repaired = {0};
     bool good = true;

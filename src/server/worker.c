@@ -8,7 +8,8 @@
 
 #include "base/clock.h"
 
-#define QUEUE_NS (UINT64_C(30) * 1000000000)
+#define QUEUE_NS         (UINT64_C(30) * 1000000000)
+#define FAILURE_FLUSH_NS UINT64_C(1000000000)
 enum { RETRY_MIN_S = 1, RETRY_MAX_S = 60, RETRY_UNKNOWN_S = 15, RETRY_OTHER_S = 5 };
 
 struct ms_worker {
@@ -56,7 +57,8 @@ static void run_job(ms_worker *w, ms_job *j) {
     (void)pthread_mutex_lock(&w->lock);
     w->exporting = true;
     (void)pthread_mutex_unlock(&w->lock);
-    if (end.settle) (void)ms_job_wait_sent(j, w->o.flush_ns);
+    /* Also for a failure: the process may be about to end. */
+    (void)ms_job_wait_sent(j, end.settle ? w->o.flush_ns : FAILURE_FLUSH_NS);
     ms_generate_settle(&w->generator, j, &end);
     ms_turn_end_free(&end);
     (void)pthread_mutex_lock(&w->lock);
@@ -158,10 +160,17 @@ static int estimate(ms_job *j) {
 
 static bool refuse_state(const ms_worker *w, ms_api_error *e) {
     switch (w->draining ? MS_WORKER_DRAINING : w->state) {
-    case MS_WORKER_READY: return false;
-    case MS_WORKER_LOADING: (void)ms_api_fail(e, 503, "model_loading", "", "the model is being loaded"); break;
-    case MS_WORKER_DRAINING: (void)ms_api_fail(e, 503, "shutting_down", "", "the server is shutting down"); break;
-    case MS_WORKER_FAILED: (void)ms_api_fail(e, 500, "engine_failure", "", "the engine does not work"); return true;
+    case MS_WORKER_READY:
+        return false;
+    case MS_WORKER_LOADING:
+        (void)ms_api_fail(e, 503, "model_loading", "", "the model is being loaded");
+        break;
+    case MS_WORKER_DRAINING:
+        (void)ms_api_fail(e, 503, "shutting_down", "", "the server is shutting down");
+        break;
+    case MS_WORKER_FAILED:
+        (void)ms_api_fail(e, 500, "engine_failure", "", "the engine does not work");
+        return true;
     }
     e->retry_after = RETRY_OTHER_S;
     return true;
@@ -200,9 +209,12 @@ bool ms_worker_admit(ms_worker *w, ms_job *j, ms_api_error *e) {
 
 /* Behind the lock. */
 static void forget(ms_worker *w, ms_job *j) {
-    if (w->waiting == j) w->waiting = NULL;
-    else if (w->slot == j && !w->submitted) free_slot(w);
-    else return;
+    if (w->waiting == j)
+        w->waiting = NULL;
+    else if (w->slot == j && !w->submitted)
+        free_slot(w);
+    else
+        return;
     (void)atomic_fetch_sub(&w->generator.metrics->in_progress, 1);
     ms_job_release(j);
 }
@@ -283,7 +295,9 @@ bool ms_worker_loaded(ms_worker *w) {
 void ms_worker_look(ms_worker *w, ms_worker_view *out) {
     (void)pthread_mutex_lock(&w->lock);
     *out = (ms_worker_view){.state = w->draining && w->state != MS_WORKER_FAILED ? MS_WORKER_DRAINING : w->state,
-                            .busy = w->slot != NULL, .exporting = w->exporting, .queued = w->waiting};
+                            .busy = w->slot != NULL,
+                            .exporting = w->exporting,
+                            .queued = w->waiting};
     if (w->slot) {
         ms_job *j = w->slot;
         out->has_job = true;

@@ -291,8 +291,7 @@ static void append_tools(ms_text *out, const ms_json *tools) {
     }
 }
 
-/* What a request declares, for the parser of the reply. */
-static ms_status collect_tools(const ms_json *request, ms_text *out, ms_error *err) {
+ms_status ms_declared_tools(const ms_json *request, ms_text *out, ms_error *err) {
     append_tools(out, ms_json_get(request, "tools"));
     const ms_json *messages = ms_json_get(request, "messages");
     for (const ms_json *m = messages && messages->type == MS_JSON_ARRAY ? messages->child : NULL; m; m = m->next)
@@ -311,7 +310,7 @@ ms_status ms_conversation_request(const ms_conversation *c, const ms_json *reque
     ms_status status = c->model->lane->render(request, &all, err);
     if (status == MS_OK) status = encode_from(c->model, &all, 0, &out->ids, err);
     if (status == MS_OK) status = ms_reply_closing_count(c->model, thinking, &out->closing_tokens, err);
-    if (status == MS_OK) status = collect_tools(request, &out->tools, err);
+    if (status == MS_OK) status = ms_declared_tools(request, &out->tools, err);
     ms_segments_free(&all);
     if (status != MS_OK) ms_prompt_free(out);
     return status;

@@ -90,6 +90,9 @@ ms_status ms_reply_finish_ids(const ms_text_model *model, bool thinking, const m
 /* At most so many ids close a reply without tool calls that is cut anywhere. */
 ms_status ms_reply_closing_count(const ms_text_model *model, bool thinking, size_t *out, ms_error *err);
 
+/* Appends what a request and its messages declare, as a JSON array, for the parser of the reply; nothing: no tools. */
+ms_status ms_declared_tools(const ms_json *request, ms_text *out, ms_error *err);
+
 /* Whether the next turn renders earlier turns again, because the mode changed and the messages are known. */
 bool ms_conversation_rerenders(const ms_conversation *c);
 

@@ -1,8 +1,8 @@
 /* grammar_cost.c: how many symbols a completion takes at most (grammar_internal.h).
  *
  * Invariant: the bound is a potential: from every frame that has one, some symbol leads to a frame (or an end) whose bound
- * is smaller.  So what counts is not that a bound is the least one, but that the plan behind it stays open: an object
- * plans its required members and, for a lower bound on members, the first optional ones; then extra ones.
+ * is smaller.  So what counts is not that a bound is the least one, but that the plan behind it stays open.  And a bound
+ * falls, or stays, when the costs it is made of fall: an object plans its required members and the cheapest of the others.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -40,22 +40,55 @@ static uint32_t member_cost(const ms_grammar *g, const ms_member *x) {
     return ms_bound_add(ms_bound_add(x->literal_len, 2), g->blocks[x->value].cost);
 }
 
-/* The first `wanted` optional members from p->a on, then extra ones. */
+/* Optional members in ascending order of cost, one a call. */
+typedef struct cheapest {
+    uint32_t cost, index; /* of the last one */
+    bool begun;
+} cheapest;
+
+typedef uint32_t member_cost_fn(const ms_grammar *g, const void *members, uint32_t i); /* MS_BOUND_NONE: required */
+
+static uint32_t next_cheapest(const ms_grammar *g, member_cost_fn *fn, const void *members, uint32_t from, uint32_t end,
+                              cheapest *c) {
+    uint32_t best = MS_BOUND_NONE, at = 0;
+    for (uint32_t i = from; i < end; i++) {
+        uint32_t cost = fn(g, members, i);
+        if (cost >= best || (c->begun && (cost < c->cost || (cost == c->cost && i <= c->index)))) continue;
+        best = cost;
+        at = i;
+    }
+    *c = (cheapest){best, at, true};
+    return best;
+}
+
+static uint32_t optional_member(const ms_grammar *g, const void *members, uint32_t i) {
+    const ms_member *x = (const ms_member *)members + i;
+    return x->required ? MS_BOUND_NONE : member_cost(g, x);
+}
+
+static uint32_t extra_cost(const ms_grammar *g, const ms_matcher *m, const ms_object_block *o, const place *p,
+                           uint32_t wanted) {
+    uint32_t best = MS_BOUND_NONE;
+    for (uint32_t i = 0; i < o->extra_count; i++) {
+        uint32_t each = ms_bound_add(2, g->blocks[o->extras[i].value].cost);
+        uint32_t cost = distinct_cost(m, &o->extras[i], p->used, wanted, each, p->seen);
+        if (cost < best) best = cost;
+    }
+    return best;
+}
+
+/* `wanted` members beyond the required ones: the cheapest optional ones and extra ones, in the best mixture. */
 static uint32_t optional_cost(const ms_grammar *g, const ms_matcher *m, const ms_object_block *o, const place *p,
                               uint32_t wanted) {
     uint32_t cost = 0, best = MS_BOUND_NONE;
-    for (uint32_t i = p->a; i < o->member_count && wanted; i++) {
-        if (o->members[i].required || g->blocks[o->members[i].value].cost >= MS_BOUND_NONE) continue;
-        cost = ms_bound_add(cost, member_cost(g, &o->members[i]));
-        wanted--;
+    cheapest c = {0};
+    for (uint32_t declared = 0; declared <= wanted && cost < MS_BOUND_NONE; declared++) {
+        uint32_t rest = wanted - declared;
+        uint32_t total = rest ? ms_bound_add(cost, extra_cost(g, m, o, p, rest)) : cost;
+        if (total < best) best = total;
+        if (rest) cost = ms_bound_add(cost, next_cheapest(g, optional_member, o->members, p->a, o->member_count, &c));
     }
-    if (!wanted) return cost;
-    for (uint32_t i = 0; i < o->extra_count; i++) {
-        uint32_t each = ms_bound_add(2, g->blocks[o->extras[i].value].cost);
-        uint32_t extra = distinct_cost(m, &o->extras[i], p->used, wanted, each, p->seen);
-        if (extra < best) best = extra;
-    }
-    return ms_bound_add(cost, best);
+    return best;
 }
 
 /* From a place between members to behind the closing brace. */
@@ -158,10 +191,11 @@ static uint32_t object_cost(const ms_matcher *m, const ms_frame *f) {
 static uint32_t contained_cost(const ms_grammar *g, const ms_array_block *a, const place *p, uint32_t items) {
     uint32_t must = p->b < a->min_contained ? a->min_contained - p->b : 0;
     uint32_t yes = ms_bound_add(g->blocks[a->contained].cost, 1), no = ms_bound_add(g->blocks[a->other].cost, 1);
-    bool all = no >= MS_BOUND_NONE; /* only items that count are left */
-    uint32_t counting = all ? items : must;
-    if (a->max_contained != MS_UNLIMITED && (uint64_t)p->b + counting > a->max_contained) return MS_BOUND_NONE;
-    return ms_bound_add(ms_bound_times(yes, counting), ms_bound_times(no, items - counting));
+    if (a->max_contained != MS_UNLIMITED && (uint64_t)p->b + must > a->max_contained) return MS_BOUND_NONE;
+    uint32_t least = ms_bound_add(ms_bound_times(yes, must), ms_bound_times(no, items - must));
+    bool all_fit = a->max_contained == MS_UNLIMITED || (uint64_t)p->b + items <= a->max_contained;
+    uint32_t all = all_fit ? ms_bound_times(yes, items) : MS_BOUND_NONE;
+    return all < least ? all : least;
 }
 
 static uint32_t items_cost(const ms_grammar *g, const ms_matcher *m, const ms_array_block *a, const place *p,
@@ -224,21 +258,25 @@ bool ms_may_end(const ms_matcher *m, const ms_frame *f) {
 
 /* ------------------------------------------------------------------ frames */
 
-/* Required members of a typed list, then the first optional ones. */
+static uint32_t optional_argument(const ms_grammar *g, const void *members, uint32_t i) {
+    const ms_block *b = members;
+    return b->required[i] ? MS_BOUND_NONE : g->blocks[b->items[i]].cost;
+}
+
+/* Required members of a typed list, then the cheapest of the others. */
 static uint32_t members_cost(const ms_grammar *g, const ms_block *b, uint32_t a, uint32_t done) {
-    uint32_t cost = 0, members = 0;
+    uint32_t cost = 0;
+    uint64_t members = done;
     for (uint32_t i = a; i < b->count; i++) {
         if (!b->required[i]) continue;
         cost = ms_bound_add(cost, g->blocks[b->items[i]].cost);
         members++;
     }
-    for (uint32_t i = a; i < b->count && (uint64_t)done + members < b->min; i++) {
-        if (b->required[i] || g->blocks[b->items[i]].cost >= MS_BOUND_NONE) continue;
-        cost = ms_bound_add(cost, g->blocks[b->items[i]].cost);
-        members++;
+    cheapest c = {0};
+    for (; members < b->min && cost < MS_BOUND_NONE; members++) {
+        cost = ms_bound_add(cost, next_cheapest(g, optional_argument, b, a, b->count, &c));
     }
-    bool fits = (uint64_t)done + members >= b->min && (b->max == MS_UNLIMITED || (uint64_t)done + members <= b->max);
-    return fits ? cost : MS_BOUND_NONE;
+    return b->max != MS_UNLIMITED && members > b->max ? MS_BOUND_NONE : cost;
 }
 
 static uint32_t digits_of(uint32_t v) {

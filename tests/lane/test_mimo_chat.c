@@ -215,7 +215,7 @@ static void read_one(const reading *r, bool with_tools) {
     ms_error err;
     mimo_parser *p;
     ms_reply reply;
-    ms_reply_delta delta = {{0}, {0}};
+    ms_reply_delta delta = {0};
     ms_text reasoning = {0}, content = {0}, calls = {0};
     bool done = false;
     assert_int_equal(ms_tokenizer_encode(tokenizer, r->output, strlen(r->output), true, &ids, &err), MS_OK);

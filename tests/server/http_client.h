@@ -4,7 +4,7 @@
 
 #include "base/json.h"
 
-enum { HTTP_LIMIT_MS = 30000 };
+enum { HTTP_LIMIT_MS = 90000 };
 
 typedef struct http_response {
     int status;    /* 0: the connection ended before a status line */

@@ -184,6 +184,19 @@ static ms_status forward(ms_causal *c, const uint32_t *ids, size_t count, const 
 static void cancel(ms_causal *c) { atomic_store(&of(c)->cancelled, true); }
 static void clear_cancel(ms_causal *c) { atomic_store(&of(c)->cancelled, false); }
 
+static bool can_rewind(const ms_causal *c, uint64_t to) {
+    const script_engine *s = of(c);
+    return to == 0 || to == s->tokens.count || (s->rewinds && to <= s->tokens.count);
+}
+
+static ms_status rewind_to(ms_causal *c, uint64_t to, ms_error *err) {
+    script_engine *s = of(c);
+    if (!can_rewind(c, to)) return ms_fail(err, MS_ERR_USAGE, "no way back");
+    if (to < s->tokens.count) s->has_logits = false;
+    s->tokens.count = (size_t)to;
+    return MS_OK;
+}
+
 typedef struct point {
     ms_ids ids;
 } point;
@@ -200,8 +213,7 @@ static ms_status mark(ms_causal *c, void **out, ms_error *err) {
 static ms_status go_back(ms_causal *c, const void *to, ms_error *err) {
     script_engine *s = of(c);
     const point *p = to;
-    if (p->ids.count > s->tokens.count ||
-        memcmp(p->ids.data, s->tokens.data, p->ids.count * sizeof(uint32_t)) != 0) {
+    if (p->ids.count > s->tokens.count || memcmp(p->ids.data, s->tokens.data, p->ids.count * sizeof(uint32_t)) != 0) {
         return ms_fail(err, MS_ERR_USAGE, "the point is not on this timeline");
     }
     s->tokens.count = p->ids.count;
@@ -216,7 +228,8 @@ static void unmark(ms_causal *c, void *p) {
 }
 
 static void stats(const ms_causal *c, ms_engine_stats *out) {
-    *out = (ms_engine_stats){.expert_accesses = atomic_load(&of(c)->rows), .expert_hits = atomic_load(&of(c)->forwards)};
+    *out =
+        (ms_engine_stats){.expert_accesses = atomic_load(&of(c)->rows), .expert_hits = atomic_load(&of(c)->forwards)};
 }
 
 /* ------------------------------------------------------------------ kept states */
@@ -260,7 +273,8 @@ static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
     (void)keep;
     for (size_t i = 0; i < s->kept_count; i++) {
         const ms_ids *ids = &s->kept[i].ids;
-        if (ids->count == s->tokens.count && memcmp(ids->data, s->tokens.data, ids->count * sizeof(uint32_t)) == 0) return;
+        if (ids->count == s->tokens.count && memcmp(ids->data, s->tokens.data, ids->count * sizeof(uint32_t)) == 0)
+            return;
     }
     if (s->kept_count == SCRIPT_KEPT) drop(c, s->kept[0].entry);
     script_kept *k = &s->kept[s->kept_count++];
@@ -270,10 +284,12 @@ static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
     (void)atomic_fetch_add(&s->saves, 1);
 }
 
-static const ms_causal_ops plain_ops = {position, tokens, logits,  reset,  forward, cancel, clear_cancel, mark,
-                                        go_back,  unmark, stats,   NULL,   NULL,    NULL,   NULL};
-static const ms_causal_ops keeping_ops = {position, tokens, logits, reset, forward, cancel, clear_cancel, mark,
-                                          go_back,  unmark, stats,  peek,  restore, drop,   save};
+#define TIMELINE                                                                                             \
+    .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward,            \
+    .cancel = cancel, .clear_cancel = clear_cancel, .can_rewind = can_rewind, .rewind = rewind_to,           \
+    .mark = mark, .go_back = go_back, .unmark = unmark, .stats = stats
+static const ms_causal_ops plain_ops = {TIMELINE};
+static const ms_causal_ops keeping_ops = {TIMELINE, .peek = peek, .restore = restore, .drop = drop, .save = save};
 
 /* ------------------------------------------------------------------ life */
 
@@ -292,7 +308,8 @@ static void make_opener(script_engine *s, size_t i, const char *request) {
 void script_init(script_engine *s, const ms_text_model *text, uint64_t context) {
     memset(s, 0, sizeof *s);
     s->text = text;
-    s->base = (ms_causal){.ops = &plain_ops, .context = context, .vocab = text->info.vocab, .range_rows = 64, .points = 2};
+    s->base =
+        (ms_causal){.ops = &plain_ops, .context = context, .vocab = text->info.vocab, .range_rows = 64, .points = 2};
     s->values = calloc(text->info.vocab, sizeof *s->values);
     atomic_store(&s->fail_in, -1);
     make_opener(s, 0, "{\"messages\":[],\"thinking\":true}");

@@ -41,7 +41,8 @@ typedef struct script_engine {
     atomic_bool broken;             /* every forward fails */
     atomic_bool open_fails;
     atomic_uint open_us;
-    bool keeps; /* has kept states */
+    bool keeps;   /* has kept states */
+    bool rewinds; /* can go back to any position */
     atomic_bool restore_fails;
     script_kept kept[SCRIPT_KEPT];
     size_t kept_count;

@@ -53,16 +53,19 @@ void fixture_start(fixture *f) {
     f->port = ms_server_port(f->server);
 }
 
-void fixture_wait_ready(fixture *f) {
+static void wait_for(fixture *f, const bool *flag, const char *what) {
     for (unsigned i = 0; i < HTTP_LIMIT_MS; i++) {
         (void)pthread_mutex_lock(&f->lock);
-        bool done = f->loaded;
+        bool done = *flag;
         (void)pthread_mutex_unlock(&f->lock);
         if (done) return;
         pause_ms(1);
     }
-    fail_msg("not loaded in time");
+    fail_msg("not %s in time", what);
 }
+
+void fixture_wait_ready(fixture *f) { wait_for(f, &f->loaded, "loaded"); }
+void fixture_wait_failed(fixture *f) { wait_for(f, &f->failed, "failed"); }
 
 void fixture_stop(fixture *f) {
     ms_server_destroy(f->server);

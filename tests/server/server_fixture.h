@@ -23,6 +23,7 @@ typedef struct fixture {
 void fixture_init(fixture *f);
 void fixture_start(fixture *f); /* listens; does not wait for loading */
 void fixture_wait_ready(fixture *f);
+void fixture_wait_failed(fixture *f);
 void fixture_stop(fixture *f); /* may be started again */
 void fixture_free(fixture *f);
 /* The log so far. */

@@ -321,6 +321,16 @@ static void document(void **state) {
     assert_int_equal(at(ms_json_root(doc), "output")->count, 1);
     ms_json_free(doc);
     ms_text_free(&out);
+    /* Thoughts, but nothing said: an empty message, so that there is an answer. */
+    out = write_reply(api, &r, &(reply){.reasoning = "th", .finish = MS_API_STOP}, 0);
+    doc = doc_of(&out);
+    assert_int_equal(at(ms_json_root(doc), "output")->count, 2);
+    is_text(ms_json_root(doc), "output[0].content[0].text", "th");
+    is_text(ms_json_root(doc), "output[1].content[0].text", "");
+    assert_int_equal(at(ms_json_root(doc), "store")->type, MS_JSON_FALSE);
+    assert_int_equal(at(ms_json_root(doc), "background")->type, MS_JSON_FALSE);
+    ms_json_free(doc);
+    ms_text_free(&out);
     /* Nothing said at all. */
     out = write_reply(api, &r, &(reply){.finish = MS_API_STOP}, 0);
     doc = doc_of(&out);
@@ -382,6 +392,7 @@ static void take_part(checker *c, const char *type, const ms_json *d) {
     if (strcmp(type, delta) == 0) {
         assert_true((c->part || call) && !c->text_done);
         ms_text_puts(&c->text, text_at(d, "delta"));
+        assert_int_equal(at(d, "logprobs") != NULL, !call && !thinks);
     } else if (strcmp(type, done) == 0) {
         assert_true((c->part || call) && !c->text_done);
         is_text(d, call ? "arguments" : "text", c->text.len ? c->text.data : "");

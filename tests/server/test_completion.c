@@ -13,13 +13,12 @@
 
 static fixture f;
 
-#define TOOLS                                                                                                       \
-    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}},"     \
+#define TOOLS                                                                                                          \
+    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"look\",\"parameters\":{\"type\":\"object\"}}},"       \
     "{\"type\":\"function\",\"function\":{\"name\":\"find\",\"parameters\":{\"type\":\"object\"}}}]"
-#define RESPONSE_OPEN "<|close|>think<|sep|><|open|>response<|sep|>"
-#define MESSAGE_END "<|close|>message<|sep|><|end_of_msg|>"
-#define CALL(tool, index, body) \
-    "<|open|>call tool=\"" tool "\" index=\"" index "\"<|sep|>" body "<|close|>call<|sep|>"
+#define RESPONSE_OPEN           "<|close|>think<|sep|><|open|>response<|sep|>"
+#define MESSAGE_END             "<|close|>message<|sep|><|end_of_msg|>"
+#define CALL(tool, index, body) "<|open|>call tool=\"" tool "\" index=\"" index "\"<|sep|>" body "<|close|>call<|sep|>"
 
 static void write_rules(script_engine *e) {
     script_say(e, "plain", "I think.", "Hello there.");
@@ -31,12 +30,18 @@ static void write_rules(script_engine *e) {
     script_say(e, "stopping", "END in thought", "one two END three");
     script_call(e, "callsky", "must look", "look", "what", "the \"sky\"");
     script_call(e, "stranger", "hm", "unknown", "a", "b");
-    script_rule_raw(e, "twice", "two" RESPONSE_OPEN "<|close|>response<|sep|><|open|>tools<|sep|>" CALL("look", "1", "")
-                                    CALL("find", "2", "<|open|>argument key=\"n\" type=\"number\"<|sep|>1.50<|close|>argument<|sep|>")
-                                    "<|close|>tools<|sep|>" MESSAGE_END);
-    script_rule_raw(e, "broken", "x" RESPONSE_OPEN "<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool=\"look\" "
-                                 "index=\"1\"<|sep|>text that is no argument<|close|>call<|sep|><|close|>tools<|sep|>" MESSAGE_END);
-    script_rule_cut(e, "cut", "letters" RESPONSE_OPEN "One letter a token." "<|close|>response<|sep|>" MESSAGE_END);
+    script_rule_raw(
+        e, "twice",
+        "two" RESPONSE_OPEN "<|close|>response<|sep|><|open|>tools<|sep|>" CALL("look", "1", "")
+            CALL("find", "2",
+                 "<|open|>argument key=\"n\" type=\"number\"<|sep|>1.50<|close|>argument<|sep|>") "<|close|>tools<|sep|"
+                                                                                                  ">" MESSAGE_END);
+    script_rule_raw(e, "broken",
+                    "x" RESPONSE_OPEN "<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool=\"look\" "
+                    "index=\"1\"<|sep|>text that is no argument<|close|>call<|sep|><|close|>tools<|sep|>" MESSAGE_END);
+    script_rule_cut(e, "cut",
+                    "letters" RESPONSE_OPEN "One letter a token."
+                    "<|close|>response<|sep|>" MESSAGE_END);
 }
 
 static int start(void **state) {
@@ -44,6 +49,7 @@ static int start(void **state) {
     fixture_init(&f);
     write_rules(&f.engine);
     f.o.metrics = f.o.slots_endpoint = true;
+    f.o.constrain = false; /* so that what a model does wrong can be seen */
     fixture_start(&f);
     fixture_wait_ready(&f);
     return 0;
@@ -55,7 +61,9 @@ static int stop(void **state) {
     return 0;
 }
 
-static void post(const char *body, http_response *r) { http_call(f.port, "POST", "/v1/chat/completions", NULL, body, r); }
+static void post(const char *body, http_response *r) {
+    http_call(f.port, "POST", "/v1/chat/completions", NULL, body, r);
+}
 
 #define MESSAGE "choices.0.message."
 
@@ -134,8 +142,10 @@ static void read_stream(http_response *r, streamed *s) {
     for (const char *p = r->body.data; p && *p;) {
         const char *end = strchr(p, '\n');
         assert_non_null(end);
-        if (strncmp(p, "data: ", 6) == 0) take_chunk(s, p + 6, (size_t)(end - p) - 6);
-        else assert_true(*p == ':' || *p == '\n');
+        if (strncmp(p, "data: ", 6) == 0)
+            take_chunk(s, p + 6, (size_t)(end - p) - 6);
+        else
+            assert_true(*p == ':' || *p == '\n');
         p = end + 1;
     }
     ms_text *all[] = {&s->reasoning, &s->content, &s->arguments, &s->finish, &s->error_code};
@@ -209,7 +219,8 @@ static void stop_strings(void **state) {
     fixture_wait_idle(&f);
     /* What was cut is never taken for what was said. */
     post("{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"stopping\"},{\"role\":\"assistant\","
-         "\"reasoning_content\":\"END in thought\",\"content\":\"one two \"},{\"role\":\"user\",\"content\":\"plain\"}]}",
+         "\"reasoning_content\":\"END in thought\",\"content\":\"one two "
+         "\"},{\"role\":\"user\",\"content\":\"plain\"}]}",
          &r);
     assert_string_equal(http_text(&r, MESSAGE "content"), "Hello there.");
     http_free(&r);
@@ -332,8 +343,8 @@ static void log_probabilities(void **state) {
     post(fixture_body("plain", ",\"logprobs\":true,\"top_logprobs\":3"), &r);
     assert_int_equal(r.status, 200);
     ms_text joined = {0};
-    const ms_json *list = ms_json_get(
-        ms_json_get(ms_json_at(ms_json_get(http_json(&r), "choices"), 0), "logprobs"), "content");
+    const ms_json *list =
+        ms_json_get(ms_json_get(ms_json_at(ms_json_get(http_json(&r), "choices"), 0), "logprobs"), "content");
     assert_non_null(list);
     for (const ms_json *e = list->child; e; e = e->next) {
         double p = 1;
@@ -379,10 +390,12 @@ static void metrics_count(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_reply),         cmocka_unit_test(streams_equal_replies), cmocka_unit_test(a_streamed_call),
-        cmocka_unit_test(stop_strings),    cmocka_unit_test(lengths),               cmocka_unit_test(context_is_bounded),
-        cmocka_unit_test(calls),           cmocka_unit_test(policies),              cmocka_unit_test(sampling),
-        cmocka_unit_test(log_probabilities), cmocka_unit_test(a_failed_pass),       cmocka_unit_test(metrics_count),
+        cmocka_unit_test(a_reply),         cmocka_unit_test(streams_equal_replies),
+        cmocka_unit_test(a_streamed_call), cmocka_unit_test(stop_strings),
+        cmocka_unit_test(lengths),         cmocka_unit_test(context_is_bounded),
+        cmocka_unit_test(calls),           cmocka_unit_test(policies),
+        cmocka_unit_test(sampling),        cmocka_unit_test(log_probabilities),
+        cmocka_unit_test(a_failed_pass),   cmocka_unit_test(metrics_count),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -37,15 +37,20 @@ static void run(void) {
     fixture_wait_ready(&f);
 }
 
-static void post(const char *body, http_response *r) { http_call(f.port, "POST", "/v1/chat/completions", NULL, body, r); }
+static void post(const char *body, http_response *r) {
+    http_call(f.port, "POST", "/v1/chat/completions", NULL, body, r);
+}
 
 /* Sends a request and leaves the connection open. */
 static int begin_post(const char *body) {
     ms_text t = {0};
     int fd = http_connect(f.port);
     assert_true(fd >= 0);
-    ms_text_printf(&t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu"
-                       "\r\n\r\n%s", strlen(body), body);
+    ms_text_printf(
+        &t,
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu"
+        "\r\n\r\n%s",
+        strlen(body), body);
     assert_true(http_send(fd, t.data, t.len));
     ms_text_free(&t);
     return fd;
@@ -97,8 +102,7 @@ static void a_failed_load(void **state) {
     http_response r;
     atomic_store(&f.engine.open_fails, true);
     fixture_start(&f);
-    for (int i = 0; i < 5000 && !f.failed; i++) pause_ms(1);
-    assert_true(f.failed);
+    fixture_wait_failed(&f);
     health_is(503, "failed", NULL);
     post(fixture_body("alpha", ""), &r);
     assert_int_equal(r.status, 500);
@@ -114,8 +118,7 @@ static void a_broken_engine(void **state) {
     assert_int_equal(r.status, 500);
     assert_string_equal(http_text(&r, "error.code"), "engine_failure");
     http_free(&r);
-    for (int i = 0; i < 5000 && !f.failed; i++) pause_ms(1);
-    assert_true(f.failed);
+    fixture_wait_failed(&f);
     assert_true(ms_server_loaded(f.server));
     health_is(503, "failed", NULL);
     assert_true(fixture_wait_log(&f, 0, "server.fatal"));
@@ -182,12 +185,15 @@ static void one_waits_for_the_export(void **state) {
 
 static void leaves_in(const char *slot, bool stream, bool half) {
     size_t before = fixture_log_size(&f);
-    int fd = begin_post(fixture_body("longone alpha-not beta longone", stream ? ",\"stream\":true,\"max_tokens\":1000"
-                                                                              : ",\"max_tokens\":1000"));
-    assert_true(fixture_wait_log(&f, before, strcmp(slot, "prefill") == 0 ? "request.prefill.start" : "request.decode.start"));
+    int fd = begin_post(fixture_body("longone alpha-not beta longone",
+                                     stream ? ",\"stream\":true,\"max_tokens\":1000" : ",\"max_tokens\":1000"));
+    assert_true(
+        fixture_wait_log(&f, before, strcmp(slot, "prefill") == 0 ? "request.prefill.start" : "request.decode.start"));
     pause_ms(30);
-    if (half) (void)shutdown(fd, SHUT_WR);
-    else (void)close(fd);
+    if (half)
+        (void)shutdown(fd, SHUT_WR);
+    else
+        (void)close(fd);
     assert_true(fixture_wait_log(&f, before, "reason=disconnect"));
     fixture_wait_idle(&f);
     if (half) (void)close(fd);
@@ -265,6 +271,7 @@ static void a_client_that_does_not_read(void **state) {
     f.o.max_output = 60000;
     f.o.context = f.engine.base.context = 65536;
     f.o.io_timeout_s = 2;
+    f.o.queue_bytes = 65536;
     ms_text reply = {0};
     for (int i = 0; i < 30000; i++) ms_text_puts(&reply, "y ");
     script_say(&f.engine, "endless", "t", reply.data);
@@ -274,7 +281,8 @@ static void a_client_that_does_not_read(void **state) {
     const char *body = fixture_body("endless", ",\"stream\":true,\"max_tokens\":50000");
     int fd = http_connect(f.port), small = 4096;
     (void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-    ms_text_printf(&t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
+    ms_text_printf(&t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", strlen(body),
+                   body);
     assert_true(http_send(fd, t.data, t.len));
     ms_text_free(&t);
     assert_true(fixture_wait_log(&f, 0, "reason=disconnect"));
@@ -292,7 +300,8 @@ static void a_deadline_in_the_prompt(void **state) {
     http_response r;
     ms_text words = {0}, body = {0};
     for (int i = 0; i < 400; i++) ms_text_printf(&words, "word%d ", i);
-    ms_text_printf(&body, "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"alpha %s alpha\"}]}", words.data);
+    ms_text_printf(&body, "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"alpha %s alpha\"}]}",
+                   words.data);
     atomic_store(&f.engine.layer_us, 20000); /* 160 ms a pass */
     long before = -1;
     int tries = 0;

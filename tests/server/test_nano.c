@@ -108,7 +108,7 @@ static int remove_folder(void **state) {
 /* ------------------------------------------------------------------ conversations */
 
 #define TOOLS                                                                                                          \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":\"Weather of a city\","     \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":\"Weather of a city\","  \
     "\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"}},\"required\":[\"city\"]}}}]"
 
 static void chat(uint32_t port, const char *messages, const char *more, http_response *r) {
@@ -136,7 +136,8 @@ static long total(http_response *r) { return http_number(r, "usage.total_tokens"
 static void tool_turn(program *p, ms_text *m, size_t turn, long *kept) {
     static const char *const cities[] = {"Paris", "Rome", "Berlin", "Oslo"};
     http_response r;
-    ms_text_printf(m, "%s{\"role\":\"user\",\"content\":\"What is the weather in %s?\"}", turn ? "," : "", cities[turn]);
+    ms_text_printf(m, "%s{\"role\":\"user\",\"content\":\"What is the weather in %s?\"}", turn ? "," : "",
+                   cities[turn]);
     chat(p->port, m->data, "," TOOLS ",\"tool_choice\":\"required\"", &r);
     assert_int_equal(cached(&r), *kept);
     *kept = total(&r);
@@ -239,15 +240,19 @@ static void every_endpoint(void **state) {
         {"/metrics", NULL, "moonshine_build_info{version="},
         {"/tokenize", "{\"content\":\"Hello\",\"with_pieces\":true}", "\"piece\":"},
         {"/detokenize", "{\"tokens\":[72,105]}", "\"content\":"},
-        {"/apply-template", "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}", "<|open|>"},
+        {"/apply-template", "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}",
+         "<|open|>"},
         {"/v1/chat/completions/input_tokens",
          "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}", "\"input_tokens\":"},
-        {"/v1/completions", "{\"model\":\"moonshine\",\"prompt\":\"The capital of\",\"max_tokens\":4}", "text_completion"},
-        {"/v1/messages", "{\"model\":\"moonshine\",\"max_tokens\":60,\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}",
+        {"/v1/completions", "{\"model\":\"moonshine\",\"prompt\":\"The capital of\",\"max_tokens\":4}",
+         "text_completion"},
+        {"/v1/messages",
+         "{\"model\":\"moonshine\",\"max_tokens\":60,\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}",
          "\"type\":\"message\""},
-        {"/v1/messages/count_tokens", "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}",
-         "\"input_tokens\":"},
-        {"/v1/responses", "{\"model\":\"moonshine\",\"input\":\"Hello!\",\"max_output_tokens\":60}", "\"object\":\"response\""},
+        {"/v1/messages/count_tokens",
+         "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}", "\"input_tokens\":"},
+        {"/v1/responses", "{\"model\":\"moonshine\",\"input\":\"Hello!\",\"max_output_tokens\":60}",
+         "\"object\":\"response\""},
         {"/v1/responses/input_tokens", "{\"model\":\"moonshine\",\"input\":\"Hello!\"}", "\"input_tokens\":"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -311,10 +316,12 @@ static void signals(void **state) {
     /* A long reply, then one signal to drain and another that ends it at once. */
     int fd = http_connect(p.port);
     ms_text all = {0};
-    static const char body[] = "{\"model\":\"moonshine\",\"stream\":true,\"max_tokens\":4000,\"temperature\":2,\"seed\":3,"
-                               "\"messages\":[{\"role\":\"user\",\"content\":\"Tell me everything.\"}]}";
+    static const char body[] =
+        "{\"model\":\"moonshine\",\"stream\":true,\"max_tokens\":4000,\"temperature\":2,\"seed\":3,"
+        "\"messages\":[{\"role\":\"user\",\"content\":\"Tell me everything.\"}]}";
     ms_text t = {0};
-    ms_text_printf(&t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", sizeof body - 1, body);
+    ms_text_printf(&t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
+                   sizeof body - 1, body);
     assert_true(http_send(fd, t.data, t.len));
     assert_true(http_read_until(fd, &all, "delta"));
     (void)kill(p.pid, SIGTERM);
@@ -339,16 +346,19 @@ static void the_log_has_no_content(void **state) {
     http_response r;
     program_start(&p, args);
     program_ready(&p);
-    static const char *const bodies[] = {
-        "{\"model\":\"moonshine\",\"max_tokens\":40,\"user\":\"MARK1\",\"metadata\":{\"MARK2\":\"MARK3\"},\"stop\":[\"MARK4\"],"
-        "\"messages\":[{\"role\":\"system\",\"content\":\"MARK5\"},{\"role\":\"user\",\"name\":\"MARK6\",\"content\":\"MARK7\"}],"
-        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"MARK8\",\"description\":\"MARK9\",\"parameters\":{\"type\":"
-        "\"object\",\"properties\":{\"MARK10\":{\"type\":\"string\"}}}}}]}",
-        "{\"model\":\"MARK11\",\"messages\":[]}", "{\"MARK12\":", "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"MARK13\"}]}",
-        "{\"model\":\"moonshine\",\"messages\":\"MARK14\"}"};
+    static const char *const bodies[] = {"{\"model\":\"moonshine\",\"max_tokens\":40,\"user\":\"MARK1\",\"metadata\":{"
+                                         "\"MARK2\":\"MARK3\"},\"stop\":[\"MARK4\"],"
+                                         "\"messages\":[{\"role\":\"system\",\"content\":\"MARK5\"},{\"role\":\"user\","
+                                         "\"name\":\"MARK6\",\"content\":\"MARK7\"}],"
+                                         "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"MARK8\","
+                                         "\"description\":\"MARK9\",\"parameters\":{\"type\":"
+                                         "\"object\",\"properties\":{\"MARK10\":{\"type\":\"string\"}}}}}]}",
+                                         "{\"model\":\"MARK11\",\"messages\":[]}", "{\"MARK12\":",
+                                         "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"MARK13\"}]}",
+                                         "{\"model\":\"moonshine\",\"messages\":\"MARK14\"}"};
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
-        http_call(p.port, "POST", "/v1/chat/completions", "Authorization: Bearer KEYMARK-0123456789\r\nX-Client-Request-Id: MARK15\r\n",
-                  bodies[i], &r);
+        http_call(p.port, "POST", "/v1/chat/completions",
+                  "Authorization: Bearer KEYMARK-0123456789\r\nX-Client-Request-Id: MARK15\r\n", bodies[i], &r);
         http_free(&r);
     }
     http_call(p.port, "GET", "/MARK16?MARK17", "x-api-key: MARK18\r\n", NULL, &r);
@@ -388,9 +398,12 @@ static void killed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_tool_conversation), cmocka_unit_test(reuse_changes_nothing),
-        cmocka_unit_test(every_endpoint),      cmocka_unit_test(exit_codes),
-        cmocka_unit_test(signals),             cmocka_unit_test(the_log_has_no_content),
+        cmocka_unit_test(a_tool_conversation),
+        cmocka_unit_test(reuse_changes_nothing),
+        cmocka_unit_test(every_endpoint),
+        cmocka_unit_test(exit_codes),
+        cmocka_unit_test(signals),
+        cmocka_unit_test(the_log_has_no_content),
         cmocka_unit_test(killed),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -47,6 +47,8 @@ static void check_mask(const ms_matcher *m, const uint64_t *mask, const ms_json 
     }
 }
 
+static size_t walks_done;
+
 typedef struct walker {
     const ms_json *schema;
     const ms_schema *s;
@@ -110,6 +112,7 @@ static void walk(walker *w, uint32_t slack) {
         if (bytes) ms_text_append(&text, bytes, len);
     }
     check_result(w, &text, limit);
+    walks_done++;
     ms_text_free(&text);
     ms_matcher_destroy(m);
 }
@@ -143,6 +146,108 @@ static void walks_end_valid_at_any_limit(void **state) {
     (void)state;
     uint64_t seed = 11;
     for (const ms_json *c = ms_json_root(cases)->child; c; c = c->next) walk_schema(ms_json_get(c, "schema"), seed++);
+    assert_true(walks_done > 1500);
+}
+
+/* ------------------------------------------------------------------ random schemas */
+
+static void schema_text(ms_text *t, uint64_t *seed, unsigned depth);
+
+static void bounds_text(ms_text *t, uint64_t *seed, const char *lo, const char *hi, uint32_t range) {
+    uint32_t a = walk_random(seed) % range, b = a + walk_random(seed) % range, which = walk_random(seed) % 4;
+    if (which & 1) ms_text_printf(t, ",\"%s\":%u", lo, a);
+    if (which & 2) ms_text_printf(t, ",\"%s\":%u", hi, b);
+}
+
+static void string_text(ms_text *t, uint64_t *seed) {
+    static const char *const more[] = {"", "", ",\"pattern\":\"^[a-d]+$\"", ",\"pattern\":\"x|y\"", ",\"format\":\"date\"",
+                                       ",\"format\":\"ipv4\"", ",\"pattern\":\"^(ab|c){0,5}é?$\"",
+                                       ",\"not\":{\"enum\":[\"\",\"a\"]}"};
+    ms_text_puts(t, "{\"type\":\"string\"");
+    ms_text_puts(t, more[walk_random(seed) % 8]);
+    bounds_text(t, seed, "minLength", "maxLength", 8);
+    ms_text_puts(t, "}");
+}
+
+static void number_text(ms_text *t, uint64_t *seed) {
+    static const char *const more[] = {"", "", ",\"multipleOf\":3", ",\"exclusiveMaximum\":40", ",\"not\":{\"const\":2}",
+                                       ",\"multipleOf\":0.5"};
+    ms_text_printf(t, "{\"type\":\"%s\"", walk_random(seed) % 3 ? "integer" : "number");
+    ms_text_puts(t, more[walk_random(seed) % 6]);
+    bounds_text(t, seed, "minimum", "maximum", 30);
+    ms_text_puts(t, "}");
+}
+
+static void object_text(ms_text *t, uint64_t *seed, unsigned depth) {
+    uint32_t n = walk_random(seed) % 4, required = walk_random(seed);
+    static const char *const more[] = {"", ",\"additionalProperties\":false", ",\"additionalProperties\":false",
+                                       ",\"additionalProperties\":{\"type\":\"null\"}", ",\"maxProperties\":3",
+                                       ",\"minProperties\":2", ",\"propertyNames\":{\"maxLength\":3}",
+                                       ",\"patternProperties\":{\"^a\":{\"type\":\"boolean\"}}",
+                                       ",\"dependentRequired\":{\"a\":[\"b\"]}"};
+    ms_text_puts(t, "{\"type\":\"object\",\"properties\":{");
+    for (uint32_t i = 0; i < n; i++) {
+        ms_text_printf(t, "%s\"%c\":", i ? "," : "", (int)('a' + i));
+        schema_text(t, seed, depth - 1);
+    }
+    ms_text_puts(t, "},\"required\":[");
+    bool comma = false;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!(required >> i & 1)) continue;
+        ms_text_printf(t, "%s\"%c\"", comma ? "," : "", (int)('a' + i));
+        comma = true;
+    }
+    ms_text_printf(t, "]%s}", more[walk_random(seed) % 9]);
+}
+
+static void array_text(ms_text *t, uint64_t *seed, unsigned depth) {
+    static const char *const more[] = {"", "", ",\"contains\":{\"type\":\"integer\"}", ",\"uniqueItems\":true",
+                                       ",\"prefixItems\":[{\"type\":\"null\"}]", ",\"contains\":{\"const\":1},\"maxContains\":1"};
+    ms_text_puts(t, "{\"type\":\"array\",\"items\":");
+    schema_text(t, seed, depth - 1);
+    ms_text_puts(t, more[walk_random(seed) % 6]);
+    bounds_text(t, seed, "minItems", "maxItems", 3);
+    ms_text_puts(t, "}");
+}
+
+static void schema_text(ms_text *t, uint64_t *seed, unsigned depth) {
+    static const char *const combine[] = {"anyOf", "oneOf", "allOf"};
+    switch (walk_random(seed) % (depth ? 10 : 5)) {
+    case 0: string_text(t, seed); break;
+    case 1: number_text(t, seed); break;
+    case 2: ms_text_puts(t, "{\"enum\":[1,\"a\",\"ab\",null,[1],{\"a\":2}]}"); break;
+    case 3: ms_text_puts(t, "{\"type\":[\"boolean\",\"null\",\"string\"],\"maxLength\":4}"); break;
+    case 4: ms_text_puts(t, depth ? "{\"$ref\":\"#/$defs/r\"}" : "true"); break;
+    case 5:
+    case 6: object_text(t, seed, depth); break;
+    case 7: array_text(t, seed, depth); break;
+    default:
+        ms_text_printf(t, "{\"%s\":[", combine[walk_random(seed) % 3]);
+        schema_text(t, seed, depth - 1);
+        ms_text_puts(t, ",");
+        schema_text(t, seed, depth - 1);
+        ms_text_puts(t, "]}");
+    }
+}
+
+static void random_schemas_end_valid(void **state) {
+    (void)state;
+    uint64_t seed = 2;
+    size_t before = walks_done;
+    for (int i = 0; i < 400; i++) {
+        ms_text t = {0};
+        ms_json_doc *doc;
+        ms_error err;
+        ms_text_puts(&t, "{\"$defs\":{\"r\":{\"type\":\"object\",\"properties\":{\"k\":{\"$ref\":\"#/$defs/r\"},\"v\":"
+                         "{\"type\":\"integer\"}},\"required\":[\"v\"],\"additionalProperties\":false}},\"allOf\":[");
+        schema_text(&t, &seed, 3);
+        ms_text_puts(&t, "]}");
+        if (ms_json_parse(&doc, t.data, t.len, "random", NULL, &err) != MS_OK) fail_msg("%s", err.message);
+        walk_schema(ms_json_root(doc), (uint64_t)i);
+        ms_json_free(doc);
+        ms_text_free(&t);
+    }
+    assert_true(walks_done - before > 2000);
 }
 
 static bool reads(ms_matcher *m, const char *text) {
@@ -183,6 +288,8 @@ static void copies_go_their_own_way(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(walks_end_valid_at_any_limit), cmocka_unit_test(copies_go_their_own_way)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(walks_end_valid_at_any_limit),
+                                       cmocka_unit_test(random_schemas_end_valid),
+                                       cmocka_unit_test(copies_go_their_own_way)};
     return cmocka_run_group_tests_name("grammar", tests, set_up, tear_down);
 }

@@ -283,6 +283,27 @@ static void same_inputs_same_tokens(void **state) {
     }
 }
 
+/* A mask is as good as logits without the other tokens, ties and draws included. */
+static void masked_tokens_are_as_if_absent(void **state) {
+    (void)state;
+    float logits[130], left[130];
+    uint64_t mask[3] = {0};
+    for (uint32_t i = 0; i < 130; i++) {
+        logits[i] = (float)(i * 37 % 11);
+        bool allowed = i % 3 == 1;
+        if (allowed) mask[i >> 6] |= UINT64_C(1) << (i & 63);
+        left[i] = allowed ? logits[i] : -INFINITY;
+    }
+    for (int t = 0; t < 3; t++) {
+        ms_sampler a = sampling(t * 0.7, 9), b = a;
+        a.top_k = t == 2 ? 7 : 0;
+        b.top_k = a.top_k;
+        a.allowed = mask;
+        for (int i = 0; i < 200; i++) assert_int_equal(pick(&a, logits, 130), pick(&b, left, 130));
+        assert_int_equal(a.draws, b.draws);
+    }
+}
+
 static void assert_refused(ms_sampler s, const float *logits, uint32_t vocab, ms_status code, const char *word) {
     ms_error err;
     uint32_t token = 77;
@@ -332,6 +353,7 @@ static void logits_without_a_meaning_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(masked_tokens_are_as_if_absent),
         cmocka_unit_test(philox_gives_the_published_vectors),
         cmocka_unit_test(uniform_is_made_of_the_first_two_words),
         cmocka_unit_test(picks_are_the_documented_ones),

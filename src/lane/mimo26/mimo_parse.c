@@ -300,6 +300,8 @@ static ms_status give_delta(mimo_parser *p, ms_reply_delta *delta, size_t reason
 
 ms_status mimo_parser_push(mimo_parser *p, uint32_t id, ms_reply_delta *delta, bool *done, ms_error *err) {
     size_t reasoning = p->reasoning.len, content = p->content.len, len;
+    static const ms_channel channels[] = {MS_CHANNEL_THINK, MS_CHANNEL_RESPONSE, MS_CHANNEL_NONE};
+    ms_channel channel = channels[p->state];
     const char *name = ms_tokenizer_control_name(p->tokenizer, id);
     const uint8_t *bytes = ms_tokenizer_token(p->tokenizer, id, &len);
     if (!name && !bytes) return ms_fail(err, MS_ERR_USAGE, "token id %u: the tokenizer has no such token", (unsigned)id);
@@ -310,6 +312,10 @@ ms_status mimo_parser_push(mimo_parser *p, uint32_t id, ms_reply_delta *delta, b
         deliver_decided(p);
     }
     *done = p->over;
+    if (delta) {
+        delta->channel = name ? MS_CHANNEL_NONE : channel;
+        delta->in_tools = p->state == CALL;
+    }
     return give_delta(p, delta, reasoning, content, err);
 }
 

@@ -1,0 +1,202 @@
+/* Replies held to their grammar: whatever the model prefers, calls and formats are right, also at a limit. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "server/causal_session.h"
+#include "server_fixture.h"
+#include "text/schema.h"
+
+static fixture f;
+static ms_causal_session *nano;
+
+#define TOOLS                                                                                                          \
+    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"look\",\"parameters\":{\"type\":\"object\","          \
+    "\"properties\":{\"n\":{\"type\":\"integer\"}},\"required\":[\"n\"],\"additionalProperties\":false}}},"            \
+    "{\"type\":\"function\",\"function\":{\"name\":\"find\",\"parameters\":{\"type\":\"object\",\"properties\":"       \
+    "{\"what\":{\"enum\":[\"sea\",\"sky\"]}},\"required\":[\"what\"]}}}]"
+
+/* The small model: it prefers to chat. */
+static int start(void **state) {
+    (void)state;
+    ms_causal_session_options o = {0};
+    fixture_init(&f);
+    ms_engine_options_default(&o.engine, "models/k3-nano");
+    o.engine.context = FIXTURE_CONTEXT;
+    o.engine.snapshots = 2;
+    o.engine.reserve_bytes = 0;
+    o.engine.threads = 1;
+    nano = ms_causal_session_create(&o);
+    f.o.source = ms_causal_session_source(nano);
+    ms_error err;
+    if (ms_server_create(&f.server, &f.o, &err) != MS_OK) fail_msg("%s", err.message);
+    f.port = ms_server_port(f.server);
+    fixture_wait_ready(&f);
+    return 0;
+}
+
+static int stop(void **state) {
+    (void)state;
+    fixture_free(&f);
+    ms_causal_session_destroy(nano);
+    return 0;
+}
+
+static void ask(const char *message, const char *more, http_response *r) {
+    fixture_wait_idle(&f);
+    http_call(f.port, "POST", "/v1/chat/completions", NULL, fixture_body(message, more), r);
+}
+
+static void expect(const char *message, const char *more, http_response *r) {
+    ask(message, more, r);
+    if (r->status != 200) fail_msg("%s: %d %s", more, r->status, r->body.data ? r->body.data : "");
+}
+
+static void arguments_fit(http_response *r, size_t call) {
+    char path[80];
+    (void)snprintf(path, sizeof path, "choices.0.message.tool_calls.%zu.function.name", call);
+    bool look = strcmp(http_text(r, path), "look") == 0;
+    if (!look) assert_string_equal(http_text(r, path), "find");
+    (void)snprintf(path, sizeof path, "choices.0.message.tool_calls.%zu.function.arguments", call);
+    const char *text = http_text(r, path);
+    ms_json_doc *doc;
+    if (ms_json_parse(&doc, text, strlen(text), "arguments", NULL, NULL) != MS_OK) fail_msg("%s", text);
+    const ms_json *v = ms_json_get(ms_json_root(doc), look ? "n" : "what");
+    int64_t n;
+    if (!v || (look ? !ms_json_i64(v, &n) : !ms_json_is_string(v, "sea") && !ms_json_is_string(v, "sky"))) {
+        fail_msg("%s", text);
+    }
+    ms_json_free(doc);
+}
+
+static void calls_that_are_required(void **state) {
+    (void)state;
+    http_response r;
+    for (int seed = 0; seed < 12; seed++) {
+        char more[1024];
+        (void)snprintf(more, sizeof more,
+                       TOOLS ",\"tool_choice\":\"required\",\"parallel_tool_calls\":%s,\"temperature\":1.5,"
+                             "\"seed\":%d,\"max_tokens\":%d",
+                       seed % 2 ? "false" : "true", seed, 120 + 40 * (seed % 3));
+        expect("Hello! How are you?", more, &r);
+        const ms_json *calls =
+            ms_json_get(ms_json_get(ms_json_at(ms_json_get(http_json(&r), "choices"), 0), "message"), "tool_calls");
+        assert_non_null(calls);
+        if (seed % 2) assert_int_equal(calls->count, 1);
+        for (size_t i = 0; i < calls->count; i++) arguments_fit(&r, i);
+        http_free(&r);
+    }
+    expect("Hello!",
+           TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"find\"}},\"max_tokens\":200", &r);
+    assert_string_equal(http_text(&r, "choices.0.message.tool_calls.0.function.name"), "find");
+    http_free(&r);
+    expect("Look at 7.", TOOLS ",\"tool_choice\":\"none\",\"max_tokens\":200", &r);
+    assert_string_equal(http_text(&r, "choices.0.message.tool_calls.0.function.name"), "");
+    http_free(&r);
+}
+
+static const char *const schemas[] = {
+    "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":12},\"age\":{\"type\":"
+    "\"integer\",\"minimum\":0,"
+    "\"maximum\":120}},\"required\":[\"name\",\"age\"],\"additionalProperties\":false}",
+    "{\"type\":\"array\",\"items\":{\"enum\":[\"red\",\"green\",\"blue\"]},\"minItems\":1,\"maxItems\":4}",
+    "{\"type\":\"object\",\"properties\":{\"when\":{\"type\":\"string\",\"format\":\"date\"},\"id\":{\"type\":"
+    "\"string\",\"pattern\":"
+    "\"^[A-Z]{2}[0-9]{3}$\"}},\"required\":[\"when\",\"id\"],\"additionalProperties\":false}",
+    "{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"boolean\"},{\"type\":\"array\",\"items\":{\"type\":\"integer\"},"
+    "\"maxItems\":3}]}"};
+
+static void check_schema(const char *schema, http_response *r) {
+    ms_json_doc *doc, *value;
+    ms_schema *s;
+    bool valid = false;
+    const char *text = http_text(r, "choices.0.message.content");
+    assert_int_equal(ms_json_parse(&doc, schema, strlen(schema), "schema", NULL, NULL), MS_OK);
+    assert_int_equal(ms_schema_open(&s, ms_json_root(doc), NULL, NULL), MS_OK);
+    if (ms_json_parse(&value, text, strlen(text), "value", NULL, NULL) != MS_OK) fail_msg("%s: %s", schema, text);
+    assert_int_equal(ms_schema_validate(s, ms_json_root(value), &valid, NULL), MS_OK);
+    if (!valid) fail_msg("%s: %s", schema, text);
+    ms_json_free(value);
+    ms_schema_close(s);
+    ms_json_free(doc);
+}
+
+static void formats(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof schemas / sizeof schemas[0]; i++) {
+        for (int seed = 0; seed < 6; seed++) {
+            http_response r;
+            char more[1024];
+            (void)snprintf(
+                more, sizeof more,
+                ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":%s}},"
+                "\"temperature\":1,\"seed\":%d,\"max_tokens\":%d,\"reasoning_effort\":\"low\"",
+                schemas[i], seed, seed ? 300 : 80); /* a reply whose thoughts would fill the limit */
+            expect("Tell me a long story.", more, &r);
+            check_schema(schemas[i], &r);
+            http_free(&r);
+        }
+    }
+    http_response r;
+    expect("Tell me a story.", ",\"response_format\":{\"type\":\"json_object\"},\"max_tokens\":120", &r);
+    assert_int_equal(http_text(&r, "choices.0.message.content")[0], '{');
+    http_free(&r);
+}
+
+static void what_is_refused(void **state) {
+    (void)state;
+    http_response r;
+#define SCHEMA(s) ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":" s "}}"
+    ask("x", SCHEMA("{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"http://x/y\"}}}"), &r);
+    assert_int_equal(r.status, 400);
+    assert_string_equal(http_text(&r, "error.code"), "unsupported_schema");
+    assert_non_null(strstr(http_text(&r, "error.param"), "/response_format/json_schema/schema/properties/a"));
+    http_free(&r);
+    ask("x",
+        ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"t\",\"strict\":true,\"parameters\":{\"type\":"
+        "\"object\","
+        "\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?=x)\"}}}}}]",
+        &r);
+    assert_int_equal(r.status, 400);
+    assert_string_equal(http_text(&r, "error.code"), "unsupported_schema");
+    assert_non_null(strstr(http_text(&r, "error.param"), "/tools/0"));
+    http_free(&r);
+    /* Without strict such a tool is free, and the reply says so. */
+    expect("x",
+           ",\"max_tokens\":8,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"t\",\"parameters\":{\"type\":"
+           "\"object\","
+           "\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?=x)\"}}}}}]",
+           &r);
+    assert_string_equal(http_header(&r, "X-Moonshine-Ignored-Fields"), "tools[0].parameters(grammar)");
+    http_free(&r);
+    ask("x", SCHEMA("{\"type\":\"array\",\"minItems\":400,\"items\":{\"type\":\"integer\"}}") ",\"max_tokens\":20", &r);
+    assert_int_equal(r.status, 500); /* no value of the schema is that short */
+    assert_string_equal(http_text(&r, "error.code"), "structured_output_invalid");
+    assert_non_null(strstr(http_text(&r, "error.message"), "output limit reached inside the value"));
+    http_free(&r);
+}
+
+/* Free text with tools at hand still ends where the limit cuts it. */
+static void free_text_is_cut(void **state) {
+    (void)state;
+    http_response r;
+    expect("Hello!", TOOLS ",\"max_tokens\":5", &r);
+    assert_string_equal(http_text(&r, "choices.0.finish_reason"), "length");
+    assert_int_equal(http_number(&r, "usage.completion_tokens"), 5);
+    http_free(&r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(calls_that_are_required),
+        cmocka_unit_test(formats),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(free_text_is_cut),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
