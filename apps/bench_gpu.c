@@ -317,7 +317,7 @@ static ms_status fill_slots(job *j, ms_expert_shape shape, size_t slot, ms_error
 
 static ms_status begin_experts(job *j, ms_scratch_need *need, ms_error *err) {
     const bench_case *c = &j->c;
-    ms_expert_shape shape = {c->cols, c->rows};
+    ms_expert_shape shape = {.hidden = c->cols, .inner = c->rows};
     size_t slot = ms_expert_bytes(shape);
     void *slots;
     need->expert = shape;
@@ -335,7 +335,7 @@ static ms_status begin_experts(job *j, ms_scratch_need *need, ms_error *err) {
 }
 
 static void run_experts(job *j, uint32_t set) {
-    ms_expert_shape shape = {j->c.cols, j->c.rows};
+    ms_expert_shape shape = {.hidden = j->c.cols, .inner = j->c.rows};
     bool one = j->c.n == 1;
     j->be->experts_begin(j->be, j->x, j->c.n, shape);
     j->be->experts_run(j->be, j->out, shape, (ms_situ){4.0f, 25.0f}, j->batches + (one ? set * TOP : 0),

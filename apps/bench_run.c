@@ -83,6 +83,7 @@ static const char *const state_names[STATES] = {"cold", "warm"};
 typedef struct sample {
     double seconds[MAX_REPEAT], cpu[MAX_REPEAT], wait[MAX_REPEAT];
     double read_bytes[MAX_REPEAT], accesses[MAX_REPEAT], hits[MAX_REPEAT];
+    double guessed[MAX_REPEAT], used[MAX_REPEAT];
 } sample;
 
 /* What one value of --experts gave. */
@@ -163,6 +164,8 @@ static void keep(const bench_run *r, setting *x, int state, uint32_t round, cons
     s->read_bytes[round] = (double)(b.stats.expert_read_bytes - a->stats.expert_read_bytes);
     s->accesses[round] = (double)(b.stats.expert_accesses - a->stats.expert_accesses);
     s->hits[round] = (double)(b.stats.expert_hits - a->stats.expert_hits);
+    s->guessed[round] = (double)(b.stats.guessed_reads - a->stats.guessed_reads);
+    s->used[round] = (double)(b.stats.guesses_used - a->stats.guesses_used);
 }
 
 static ms_status decode(bench_run *r, setting *x, int state, uint32_t round, ms_error *err) {
@@ -201,7 +204,7 @@ static ms_status prefill_round(bench_run *r, setting *x, uint32_t round, ms_erro
 
 /* All a token, in seconds and bytes. */
 typedef struct figures {
-    double rate, slowest, fastest, seconds, cpu, wait, read_bytes, hit_rate, memory_bytes;
+    double rate, slowest, fastest, seconds, cpu, wait, read_bytes, hit_rate, guessed, used, memory_bytes;
     double disk_roof, memory_roof, roof, overlap;
 } figures;
 
@@ -228,6 +231,8 @@ static figures compute(const bench_run *r, setting *x, int state) {
     double accesses = ms_probe_median(s->accesses, n);
     f.read_bytes = ms_probe_median(s->read_bytes, n) / tokens;
     f.hit_rate = accesses > 0 ? ms_probe_median(s->hits, n) / accesses : 0;
+    f.guessed = ms_probe_median(s->guessed, n) / tokens;
+    f.used = ms_probe_median(s->used, n) / tokens;
     f.memory_bytes = (passes * (double)x->static_bytes + accesses * (double)x->expert_bytes) / tokens;
     f.disk_roof = f.read_bytes / r->disk_best;
     f.memory_roof = f.memory_bytes / r->memory_best;
@@ -241,24 +246,28 @@ static void report_head(bench_run *r) {
                  "what,state,slots,threads,rows,repeat,tokens_per_second,slowest,fastest,seconds_per_token,"
                  "cpu_seconds_per_token,wait_seconds_per_token,hit_rate,read_bytes_per_token,memory_bytes_per_token,"
                  "disk_bytes_per_second,disk_median_bytes_per_second,memory_bytes_per_second,disk_roof_seconds,memory_"
-                 "roof_seconds,roof_ratio,overlap\n");
-    ms_text_printf(&r->out, "%-5s %-4s %8s %17s %8s %8s %8s %6s %9s %9s %9s %6s %7s\n", "slots", "", "tok/s",
+                 "roof_seconds,roof_ratio,overlap,guessed_reads_per_token,guesses_used_per_token\n");
+    ms_text_printf(&r->out, "%-5s %-4s %8s %17s %8s %8s %8s %6s %9s %9s %9s %6s %7s %7s\n", "slots", "", "tok/s",
                    "slowest-fastest", "ms/tok", "cpu ms", "wait ms", "hits", "MB read", "disk ms", "memory ms", "roof",
-                   "overlap");
+                   "overlap", "guesses");
 }
 
 static void report_state(bench_run *r, setting *x, int state) {
     figures f = compute(r, x, state);
-    ms_text_printf(&r->out, "%-5u %-4s %8.2f %8.2f-%-8.2f %8.2f %8.2f %8.2f %5.1f%% %9.3f %9.3f %9.3f %6.3f %7.2f\n",
+    ms_text_printf(&r->out, "%-5u %-4s %8.2f %8.2f-%-8.2f %8.2f %8.2f %8.2f %5.1f%% %9.3f %9.3f %9.3f %6.3f %7.2f",
                    x->slots, state_names[state], f.rate, f.slowest, f.fastest, 1e3 * f.seconds, 1e3 * f.cpu,
                    1e3 * f.wait, 100 * f.hit_rate, f.read_bytes / 1e6, 1e3 * f.disk_roof, 1e3 * f.memory_roof,
                    f.roof / f.seconds, f.overlap);
+    if (f.guessed > 0)
+        ms_text_printf(&r->out, " %6.1f%%\n", 100 * f.used / f.guessed);
+    else
+        ms_text_puts(&r->out, "       -\n");
     ms_text_printf(&r->csv, "%s,%s,%u,%u,%u,%u,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.0f,%.0f,",
                    r->decode ? "decode" : "prefill", state_names[state], x->slots, x->threads,
                    r->decode ? r->flags->tokens : r->flags->prompt, r->flags->repeat, f.rate, f.slowest, f.fastest,
                    f.seconds, f.cpu, f.wait, f.hit_rate, f.read_bytes, f.memory_bytes);
-    ms_text_printf(&r->csv, "%.0f,%.0f,%.0f,%.6g,%.6g,%.6g,%.6g\n", r->disk_best, r->disk_median, r->memory_best,
-                   f.disk_roof, f.memory_roof, f.roof / f.seconds, f.overlap);
+    ms_text_printf(&r->csv, "%.0f,%.0f,%.0f,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", r->disk_best, r->disk_median, r->memory_best,
+                   f.disk_roof, f.memory_roof, f.roof / f.seconds, f.overlap, f.guessed, f.used);
 }
 
 /* ------------------------------------------------------------------ one engine */

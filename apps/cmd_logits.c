@@ -12,7 +12,7 @@
 #include "command.h"
 #include "interrupt.h"
 #include "io/file.h"
-#include "text/tokenizer.h"
+#include "token_ids.h"
 
 typedef struct logits_flags {
     const char *ids, *ids_file, *out;
@@ -35,7 +35,7 @@ static const ms_option options[] = {
      .help = "Print JSON: top-8 per position, greedy ids, chosen experts, state digests, cache counters."},
 };
 
-enum { TOP = 8, MAX_IDS_FILE = 64 << 20 };
+enum { TOP = 8 };
 
 /* Chosen experts of one pass, kept until the end for the report. */
 typedef struct route {
@@ -52,57 +52,6 @@ typedef struct report {
     bool json, failed;
     route *first, **last;
 } report;
-
-static ms_status parse_ids(const char *text, size_t len, const char *name, ms_ids *out, ms_error *err) {
-    if (strlen(text) != len)
-        return ms_fail(err, MS_ERR_USAGE,
-                       "%s: expected token ids separated by commas or spaces, found a NUL byte at offset %zu", name,
-                       strlen(text));
-    for (const char *p = text;;) {
-        p += strspn(p, ", \t\r\n[]");
-        if (!*p) return MS_OK;
-        size_t digits = strspn(p, "0123456789");
-        char *end;
-        unsigned long long v = digits && digits <= 10 ? strtoull(p, &end, 10) : UINT64_MAX;
-        if (v > UINT32_MAX || !strchr(", \t\r\n]", p[digits]))
-            return ms_fail(err, MS_ERR_USAGE, "%s: expected token ids separated by commas or spaces, found '%.20s'", name, p);
-        MS_TRY(ms_ids_push(out, (uint32_t)v, err));
-        p += digits;
-    }
-}
-
-static ms_status read_stdin(char **data, size_t *len, ms_error *err) {
-    ms_text t = {0};
-    char piece[65536];
-    size_t n;
-    while (t.len <= MAX_IDS_FILE && (n = fread(piece, 1, sizeof piece, stdin)) > 0) ms_text_append(&t, piece, n);
-    ms_status st = ferror(stdin) ? ms_fail_errno(err, MS_ERR_IO, errno, "standard input") : MS_OK;
-    if (t.len > MAX_IDS_FILE)
-        st = ms_fail(err, MS_ERR_FORMAT, "standard input: expected at most %d bytes, found more", MAX_IDS_FILE);
-    ms_text_append(&t, "", 0);
-    if (t.failed) st = ms_fail_memory(err, "standard input", t.len);
-    *len = t.len;
-    if (st == MS_OK) *data = t.data;
-    else ms_text_free(&t);
-    return st;
-}
-
-static ms_status get_ids(const logits_flags *f, ms_ids *out, ms_error *err) {
-    if (!f->ids == !f->ids_file) return ms_fail(err, MS_ERR_USAGE, "give either --ids or --ids-file");
-    if (f->ids) {
-        MS_TRY(parse_ids(f->ids, strlen(f->ids), "--ids", out, err));
-    } else {
-        char *text = NULL;
-        size_t len = 0;
-        MS_TRY(strcmp(f->ids_file, "-") ? ms_file_read_all(f->ids_file, MAX_IDS_FILE, &text, &len, err)
-                                        : read_stdin(&text, &len, err));
-        ms_status st = text ? parse_ids(text, len, f->ids_file, out, err) : MS_OK;
-        free(text);
-        MS_TRY(st);
-    }
-    if (!out->count) return ms_fail(err, MS_ERR_USAGE, "no token ids given");
-    return MS_OK;
-}
 
 /* The TOP largest, best first, ties to the lower id. */
 static void write_top(ms_text *t, const float *logits, uint32_t vocab) {
@@ -273,7 +222,7 @@ static ms_status run(const char *program, const logits_flags *f, const ms_model_
     o.log_arg = (void *)(uintptr_t)program;
     o.load_progress = loading;
     o.load_progress_arg = &r;
-    ms_status st = get_ids(f, &prompt, err);
+    ms_status st = ms_token_ids_read(f->ids, f->ids_file, &prompt, err);
     ms_interrupt_watch();
     if (st == MS_OK && f->out) st = ms_file_writer_open(&r.out, f->out, f->replace, err); /* before the long load */
     if (st == MS_OK) st = ms_engine_open(&e, &o, err);

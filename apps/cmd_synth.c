@@ -22,7 +22,7 @@ typedef struct synth_flags {
     int64_t seed;
     uint32_t threads;
     int preset;
-    bool sparse, vision;
+    bool sparse, vision, gaussian;
 } synth_flags;
 
 static const char *const presets[] = {"small", "mid", "official", NULL};
@@ -61,6 +61,8 @@ static const ms_option options[] = {
      .help = "Generator threads (default: all processors)."},
     {.name = "sparse", .type = MS_OPTION_FLAG, .offset = offsetof(synth_flags, sparse),
      .help = "Real headers, holes for the weights (all read as zero)."},
+    {.name = "gaussian", .type = MS_OPTION_FLAG, .offset = offsetof(synth_flags, gaussian),
+     .help = "Experts of rounded Gaussian weights, as compressible as a trained model's."},
     {.name = "vision", .type = MS_OPTION_FLAG, .offset = offsetof(synth_flags, vision),
      .help = "Add the two shards of the vision part, which are never read."},
 };
@@ -203,6 +205,7 @@ int ms_command_synth(int argc, char **argv) {
     k3_synth_options o = {.seed = (uint64_t)flags.seed,
                           .sparse = flags.sparse,
                           .vision = flags.vision,
+                          .gaussian = flags.gaussian,
                           .threads = flags.threads,
                           .progress = progress,
                           .progress_arg = &p,

@@ -13,6 +13,7 @@
 enum { EXIT_CLOSED = 141 }; /* what a shell shows for a program that SIGPIPE ended */
 
 static const char *const precisions[] = {"fast", "reference", NULL};
+static const char *const switches[] = {"on", "off", NULL};
 static const char *const formats[] = {"q8", "bf16", NULL};
 
 #define FIELD(f) offsetof(ms_model_flags, f)
@@ -43,6 +44,9 @@ const ms_option ms_model_option_table[] = {
     {.name = "no-direct", .type = MS_OPTION_FLAG, .offset = FIELD(no_direct),
      .help = "Read experts through the page cache."},
     {.name = "no-uring", .type = MS_OPTION_FLAG, .offset = FIELD(no_uring), .help = "Read experts with pread."},
+    {.name = "lookahead", .type = MS_OPTION_CHOICE, .offset = FIELD(lookahead), .arg = "L", .choices = switches,
+     .help = "Guess the experts of the next layer and read them early, while guesses are good (default: on). Never changes "
+             "a result."},
 };
 const size_t ms_model_option_count = sizeof ms_model_option_table / sizeof ms_model_option_table[0];
 
@@ -66,6 +70,7 @@ ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *mod
     o.backend = f->backend;
     o.buffered_reads = f->no_direct;
     o.no_uring = f->no_uring;
+    o.no_lookahead = f->lookahead != 0;
     return o;
 }
 

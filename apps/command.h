@@ -13,14 +13,17 @@ int ms_command_plan(int argc, char **argv);
 int ms_command_verify(int argc, char **argv);
 int ms_command_logits(int argc, char **argv);
 int ms_command_text(int argc, char **argv);
+int ms_command_trace(int argc, char **argv);
 int ms_command_synth(int argc, char **argv);
 int ms_command_bench(int argc, char **argv);
+int ms_command_store(int argc, char **argv);
+int ms_command_bundle(int argc, char **argv);
 
 /* Engine options as every program takes them. */
 typedef struct ms_model_flags {
     uint64_t context, reserve_bytes;
     uint32_t experts, staging, depth, range, threads;
-    int precision, static_format; /* indexes into their choices */
+    int precision, static_format, lookahead; /* indexes into their choices */
     const char *kernels, *backend;
     bool no_direct, no_uring;
 } ms_model_flags;

@@ -15,7 +15,9 @@ static const command commands[] = {
     {"verify", ms_command_verify, "check a checkpoint's layout: config, every header, every expert"},
     {"logits", ms_command_logits, "evaluate token ids and give logits, greedy tokens, experts, digests"},
     {"text", ms_command_text, "encode, decode, render or parse JSON lines"},
+    {"trace", ms_command_trace, "record which experts each token uses and which were cached"},
     {"synth", ms_command_synth, "write a random checkpoint of a given shape"},
+    {"store", ms_command_store, "compress experts: build, verify, probe, restore"},
     {"bench", ms_command_bench, "measure: kernels, disk, decode, prefill, quality"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };

@@ -67,6 +67,7 @@ typedef struct ms_engine_options {
     uint64_t reserve_bytes;       /* memory to leave free; MS_DEFAULT_RESERVE: min(4 GiB, 10 % of the limit) */
     bool buffered_reads;          /* no O_DIRECT */
     bool no_uring;                /* plain pread */
+    bool no_lookahead;            /* never read what the next layer will probably want before it asks */
     const char *backend;          /* NULL: "cpu"; or "hip", "cuda" (must open), "auto" (a GPU if one opens, else the CPU) */
     const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2", "avx512" */
     void (*log)(void *arg, const char *line); /* one-line notes: fallbacks, load progress; may be NULL */
@@ -136,6 +137,7 @@ void ms_engine_info(const ms_engine *e, ms_model_info *out);
 typedef struct ms_engine_stats {
     uint64_t expert_accesses, expert_hits, expert_fills, expert_streams, expert_evictions;
     uint64_t expert_reads, expert_read_bytes, failed_reads, read_wait_ns;
+    uint64_t guessed_reads, guesses_used; /* lookahead */
     uint64_t buffered_files;
     bool direct, uring;
 } ms_engine_stats;
@@ -191,11 +193,18 @@ ms_status ms_session_digest(ms_session *s, ms_digest *out, ms_error *err);
 
 typedef struct ms_snapshot ms_snapshot;
 /* A copy of the causal state at the current position. Rows of append-only parts are shared with the session: a snapshot stays
- * valid until the session is reset, imported or restored to an earlier position, after which restoring it fails with MS_ERR_USAGE. */
+ * valid until the session is reset, imported, or restored or rewound to an earlier position, after which restoring it fails with
+ * MS_ERR_USAGE. */
 ms_status ms_session_snapshot(ms_session *s, ms_snapshot **out, ms_error *err);
 ms_status ms_session_restore(ms_session *s, const ms_snapshot *snap, ms_error *err);
 uint64_t ms_snapshot_position(const ms_snapshot *snap);
 void ms_snapshot_destroy(ms_snapshot *snap);
+
+/* Goes back to an earlier position without a snapshot, where the state allows it: attention rows do, as long as sliding
+ * windows still hold the rows before the position; a recurrence does not.  Position 0 and the current one always work.
+ * MS_ERR_USAGE when it does not; the session is then unchanged. */
+bool ms_session_can_rewind(const ms_session *s, uint64_t position);
+ms_status ms_session_rewind(ms_session *s, uint64_t position, ms_error *err);
 
 /* Causal-state file, version 1 (docs/formats.md).  0600, appears whole or not at all; replace allows an existing target. */
 ms_status ms_session_export(ms_session *s, const char *path, bool replace, ms_error *err);

@@ -17,19 +17,21 @@
 #include "base/error.h"
 #include "quant/mxfp4.h"
 
-typedef enum ms_format { MS_FORMAT_F32, MS_FORMAT_BF16, MS_FORMAT_Q8 } ms_format;
+/* FP8: e4m3 codes with a f32 scale for each 128 inputs of a row (quant/fp8.h). */
+typedef enum ms_format { MS_FORMAT_F32, MS_FORMAT_BF16, MS_FORMAT_Q8, MS_FORMAT_FP8 } ms_format;
 
-enum { MS_Q8_GROUP = 128, MS_MLA_BLOCK = 256, MS_INSTALLS = 64 };
+/* Keys that attention takes together, by absolute position. */
+enum { MS_Q8_GROUP = 128, MS_MLA_BLOCK = 256, MS_GQA_BLOCK = 256, MS_INSTALLS = 64 };
 
 /* A matrix [rows][cols] (or vector: rows == 1) in the backend's own layout. */
 typedef struct ms_weight {
     ms_format format;
     uint32_t rows, cols;
     void *data;    /* device */
-    float *scales; /* device; Q8 only */
+    float *scales; /* device; Q8 and FP8 only */
 } ms_weight;
 
-/* Ledger size of a weight: Q8 is rows * cols + rows * ceil(cols / 128) * 4, BF16 2 and F32 4 bytes an element. */
+/* Ledger size of a weight: Q8 and FP8 are rows * cols + rows * ceil(cols / 128) * 4, BF16 2 and F32 4 bytes an element. */
 uint64_t ms_weight_bytes(ms_format format, uint32_t rows, uint32_t cols);
 
 typedef struct ms_product {
@@ -39,6 +41,7 @@ typedef struct ms_product {
     bool exact_input;        /* never quantise the input of this product */
 } ms_product;
 
+/* Activation of a gated feed-forward.  beta 0: no cap, which is SwiGLU: g * sigmoid(g) * u. */
 typedef struct ms_situ {
     float beta, linear_beta;
 } ms_situ;
@@ -91,6 +94,31 @@ typedef struct ms_mla_io {
     float *out;        /* [n][heads * value] */
 } ms_mla_io;
 
+/* Grouped-query attention: query head h reads key and value head h / (heads / kv_heads). */
+typedef struct ms_gqa {
+    uint32_t heads, kv_heads; /* heads is a multiple of kv_heads */
+    uint32_t key, value;      /* widths of a key and of a value */
+    uint32_t rotary;          /* leading dimensions of queries and keys that are rotated; even */
+    uint32_t window;          /* keys that a query sees, its own included; 0: all before it */
+    float scale;              /* of scores */
+    float value_scale;        /* of values, before they are stored */
+    const ms_weight *sink;    /* [1][heads] logits that add to the denominator only; NULL: none */
+} ms_gqa;
+
+typedef struct ms_gqa_io {
+    const float *q;    /* [n][heads * key] */
+    const float *k;    /* [n][kv_heads * key] */
+    const float *v;    /* [n][kv_heads * value] */
+    const float *rope; /* [n][rotary]: cosines of the rotary / 2 angles, then their sines */
+    /* Cache of one layer: rows of kv_heads * key, then kv_heads * value elements, f32 or bf16 (row_bytes).  Position p
+     * lies in row p, or in row p % ring: ring is a multiple of MS_GQA_BLOCK and at least window - 1 + n, so that a range
+     * overwrites no key that it, or a pass in its place, needs. */
+    void *rows;
+    uint64_t ring;     /* 0: as many rows as positions */
+    uint64_t position; /* rows position .. position + n - 1 are written */
+    float *out;        /* [n][heads * value] */
+} ms_gqa_io;
+
 typedef struct ms_router {
     const ms_weight *gate; /* BF16 [experts][dim] */
     const ms_weight *bias; /* F32 [1][experts] */
@@ -115,6 +143,8 @@ typedef struct ms_scratch_need {
     uint32_t pairs;        /* most (row, expert) pairs of one experts_run */
     uint32_t kda_heads, kda_dim, kda_taps;
     uint32_t mla_heads, mla_nope, mla_extra, mla_value, mla_rank;
+    uint32_t gqa_group;    /* most query heads of one key head; 0: no gqa_range */
+    uint32_t gqa_key, gqa_value;
     uint64_t context;      /* longest sequence */
     uint32_t router_experts;
 } ms_scratch_need;
@@ -153,11 +183,13 @@ struct ms_backend {
 
     /* -------- weights */
     ms_status (*weight_create)(ms_backend *be, ms_weight *w, ms_format format, uint32_t rows, uint32_t cols, ms_error *err);
-    /* Fills rows [first, first + count) from row-major BF16 or F32 host rows (source: MS_FORMAT_BF16 or _F32),
-     * converting to the weight's format.  A non-finite value is MS_ERR_NUMERIC naming row and column. */
+    /* Fills rows [first, first + count) from host rows, converting to the weight's format.  source: MS_FORMAT_BF16 or
+     * _F32, row-major, or MS_FORMAT_FP8, records (quant/fp8.h).  A non-finite value is MS_ERR_NUMERIC naming row and
+     * column. */
     ms_status (*weight_fill)(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *host,
                              ms_format source, ms_error *err);
     void (*weight_destroy)(ms_backend *be, ms_weight *w);
+    bool fp8_weights; /* MS_FORMAT_FP8 as format and as source */
 
     /* -------- scratch: sizes are pure, so that the plan can count them */
     uint64_t (*scratch_bytes)(const ms_backend *be, const ms_scratch_need *need);
@@ -171,11 +203,12 @@ struct ms_backend {
     void (*mix_norm)(ms_backend *be, float *out, const ms_mix *mix, uint32_t n, uint32_t dim, float eps, const ms_weight *norm);
     /* One or more products of the same input rows [n][cols]. */
     void (*project)(ms_backend *be, const float *x, uint32_t n, const ms_product *products, uint32_t count);
-    /* out = down(SITU(gate x, up x)); [n][dim]. */
+    /* out = down(act(gate x, up x)); [n][dim]. */
     void (*mlp)(ms_backend *be, float *out, const float *x, uint32_t n, const ms_weight *gate, const ms_weight *up,
                 const ms_weight *down, ms_situ act);
     void (*kda_range)(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint32_t n);
     void (*mla_range)(ms_backend *be, const ms_mla *mla, const ms_mla_io *io, uint32_t n);
+    void (*gqa_range)(ms_backend *be, const ms_gqa *gqa, const ms_gqa_io *io, uint32_t n); /* NULL: this backend lacks it */
     /* sum[i] = a[i] + b[i] over count floats; sum may be a or b. */
     void (*add)(ms_backend *be, float *sum, const float *a, const float *b, size_t count);
 
@@ -197,7 +230,7 @@ struct ms_backend {
     void (*experts_begin)(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s);
     /* y [pairs][hidden]: pair results of the given batches. */
     void (*experts_run)(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const ms_expert_batch *batches, uint32_t count);
-    /* out [n][hidden] = RMS(sum of weights[i][j] * y[i * k + j], j ascending; norm). */
+    /* out [n][hidden] = RMS(sum of weights[i][j] * y[i * k + j], j ascending; norm), or the bare sum when norm is NULL. */
     void (*experts_reduce_norm)(ms_backend *be, float *out, const float *y, const float *weights, uint32_t n, uint32_t k,
                                 uint32_t hidden, const ms_weight *norm, float eps);
 };

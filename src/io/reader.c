@@ -388,6 +388,17 @@ void ms_reader_cancel_all(ms_reader *r) {
     while (ms_reader_ring_next(r, true, &buffer, &result)) give_free_buffer(r, buffer);
 }
 
+bool ms_reader_withdraw(ms_reader *r, uint64_t tag) {
+    for (size_t i = 0; i < r->queue_count; i++) {
+        if (r->queue[(r->queue_head + i) % r->queue_cap].tag != tag) continue;
+        for (; i + 1 < r->queue_count; i++)
+            r->queue[(r->queue_head + i) % r->queue_cap] = r->queue[(r->queue_head + i + 1) % r->queue_cap];
+        r->queue_count--;
+        return true;
+    }
+    return false;
+}
+
 size_t ms_reader_pending(const ms_reader *r) { return r->queue_count + r->in_flight; }
 
 void ms_reader_get_stats(const ms_reader *r, ms_reader_stats *out) {

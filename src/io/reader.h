@@ -72,6 +72,9 @@ void ms_reader_release(ms_reader *r, unsigned buffer);
  * Buffers held by the caller stay held. */
 void ms_reader_cancel_all(ms_reader *r);
 
+/* Takes one request back while it is queued.  False: it is in flight or over, and its completion comes or has come. */
+bool ms_reader_withdraw(ms_reader *r, uint64_t tag);
+
 size_t ms_reader_pending(const ms_reader *r); /* queued + in flight */
 
 typedef struct ms_reader_stats {

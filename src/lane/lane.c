@@ -2,13 +2,15 @@
 
 #include <stdlib.h>
 
-static const ms_lane *const lanes[] = {&ms_lane_k3};
+static const ms_lane *const lanes[] = {&ms_lane_k3, &ms_lane_mimo26};
 
 const ms_lane *ms_lane_find(const ms_json *config_root) {
     for (size_t i = 0; i < sizeof lanes / sizeof lanes[0]; i++)
         if (lanes[i]->matches(config_root)) return lanes[i];
     return NULL;
 }
+
+const char *ms_lane_model_types(void) { return "kimi_k3 or mimo_v2"; }
 
 ms_status ms_static_list_add(ms_static_list *l, const ms_static_item *item, ms_error *err) {
     if (l->count == l->cap) {

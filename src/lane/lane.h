@@ -17,10 +17,21 @@
 #include "text/chat.h"
 #include "text/grammar_reply.h"
 
+/* Rows of a weight within a tensor that is stored in chunks of equal size: `take` rows from row `first` of each chunk,
+ * chunk after chunk. */
+typedef struct ms_row_chunks {
+    uint32_t size; /* rows of a chunk in the tensor; 0: the tensor's rows as they are */
+    uint32_t first, take;
+} ms_row_chunks;
+
 /* A resident weight: where it comes from and where it goes. */
 typedef struct ms_static_item {
     char name[160];
     char times[160];     /* second tensor, multiplied elementwise into an F32 vector; "" : none */
+    /* F32 tensor of block scales, for an F8_E4M3 tensor: one row a 128 rows of a chunk (the last block may be shorter, the
+     * next chunk starts a new one), one column a 128 columns; "": none. */
+    char scales[160];
+    ms_row_chunks chunks;
     ms_format format;
     uint32_t rows, cols;
     size_t weight_offset; /* of the ms_weight in the lane's weights struct */
@@ -74,6 +85,8 @@ typedef struct ms_reply_parser_ops {
     ms_status (*push)(void *p, uint32_t id, ms_reply_delta *delta, bool *done, ms_error *err);
     ms_status (*finish)(void *p, ms_reply_delta *delta, ms_reply *out, ms_error *err);
     void (*destroy)(void *p);
+    /* Declared tools (a JSON array, valid during the call), before the first push; NULL: the format needs none. */
+    ms_status (*tools)(void *p, const ms_json *tools, ms_error *err);
 } ms_reply_parser_ops;
 
 typedef struct ms_lane {
@@ -81,9 +94,12 @@ typedef struct ms_lane {
     size_t config_bytes, weights_bytes; /* structs; zeroed by the engine */
     bool greedy_only;                   /* sampling needs an explicit permission */
     const char *rank_file;              /* tokenizer file in the checkpoint directory */
+    ms_tokenizer_kind tokenizer_kind;   /* its format */
 
     bool (*matches)(const ms_json *config_root);
     ms_status (*config_parse)(void *config, const ms_json *root, const char *file, ms_error *err);
+    /* Numbers that the checkpoint's index carries instead of config.json, before layout_check; NULL: none. */
+    ms_status (*config_bind)(void *config, const ms_checkpoint *c, ms_error *err);
     void (*info)(const void *config, ms_lane_info *out);
     ms_tensor_needed_fn *tensor_needed;
     /* Checks the whole directory; fills experts (caller frees). */
@@ -101,9 +117,6 @@ typedef struct ms_lane {
 
     ms_status (*render)(const ms_json *request, ms_segments *out, ms_error *err);
     const ms_reply_parser_ops *parser;
-    /* A finished grammar of the replies that keep to the rules, from the first generated token to the end-of-message id.
-     * MS_ERR_USAGE: a schema is refused (report->fault), or no reply at all fits. */
-    ms_status (*reply_grammar)(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err);
 
     /* What a server offers of the chat format. */
     const char *model_id;         /* default name of the model */
@@ -111,11 +124,18 @@ typedef struct ms_lane {
     const char *default_effort;
     bool dynamic_tools;           /* system messages may declare tools */
     bool keeps_reasoning;         /* the reasoning of old turns is part of the prompt */
+
+    /* A finished grammar of the replies that keep to the rules, from the first generated token to the end-of-message id.
+     * MS_ERR_USAGE: a schema is refused (report->fault), or no reply at all fits. */
+    ms_status (*reply_grammar)(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err);
 } ms_lane;
 
 extern const ms_lane ms_lane_k3;
+extern const ms_lane ms_lane_mimo26;
 
 /* The lane for a parsed config.json; NULL: none matches. */
 const ms_lane *ms_lane_find(const ms_json *config_root);
+/* What config.json may name as model_type, for messages. */
+const char *ms_lane_model_types(void);
 
 #endif

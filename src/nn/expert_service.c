@@ -3,6 +3,26 @@
 #include <stdlib.h>
 
 #include "base/bytes.h"
+#include "base/clock.h"
+
+enum {
+    AHEAD_MAX = 32,    /* guessed reads under way */
+    AHEAD_WINDOW = 64, /* guessed experts after which older ones count half */
+    AHEAD_PAUSE = 32   /* guesses not made after bad ones, before they are looked at again */
+};
+#define AHEAD_TAG (1ull << 32) /* + place in `ahead`; tags below are indexes into the request */
+
+typedef enum ahead_state {
+    AHEAD_NONE,
+    AHEAD_READING, /* guessed; nobody has asked for it yet */
+    AHEAD_WANTED,  /* of the open request: `want` */
+    AHEAD_WRONG    /* in flight, to be forgotten when it lands */
+} ahead_state;
+
+typedef struct ahead_read {
+    ahead_state state;
+    uint32_t expert, want;
+} ahead_read;
 
 /* An expert on its way from staging into its slot. */
 typedef struct installing {
@@ -36,6 +56,18 @@ struct ms_expert_service {
     installing installs[MS_INSTALLS]; /* a ring */
     uint32_t first_install, install_count;
     uint32_t next_scratch;
+
+    ms_expert_observer *observer;
+    void *observer_arg;
+
+    /* lookahead */
+    ahead_read ahead[AHEAD_MAX];
+    uint32_t ahead_limit; /* of guessed reads at a time; 0: off */
+    uint32_t guess_layer, guess_count, guess_pause;
+    uint32_t *guess; /* [experts]: the last guess, to be judged */
+    double guessed, right;        /* experts */
+    uint64_t judged_ns, judged_wait_ns; /* clock and waiting time when they were last judged */
+    uint64_t ahead_reads, ahead_used;
 };
 
 static uint32_t scratch_slots(const ms_expert_table *t, const ms_expert_service_options *o) {
@@ -55,7 +87,7 @@ uint64_t ms_expert_scratch_bytes_total(const ms_expert_table *t, const ms_expert
 }
 
 uint64_t ms_expert_table_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
-    uint64_t request = t->expert_count * (sizeof(ms_want) + sizeof(bool) + sizeof(ms_read_request));
+    uint64_t request = t->expert_count * (sizeof(ms_want) + sizeof(bool) + sizeof(ms_read_request) + sizeof(uint32_t));
     uint64_t extents = (uint64_t)t->layer_count * t->expert_count * sizeof(ms_expert_extent);
     return request + extents + ms_cache_table_bytes(t->layer_count, t->expert_count, o->slots);
 }
@@ -80,7 +112,8 @@ static ms_status create_memory(ms_expert_service *s, ms_error *err) {
     s->wants = calloc(t->expert_count, sizeof *s->wants);
     s->committed = calloc(t->expert_count, sizeof *s->committed);
     s->reads = calloc(t->expert_count, sizeof *s->reads);
-    if (!s->layer_slots || !s->wants || !s->committed || !s->reads)
+    s->guess = calloc(t->expert_count, sizeof *s->guess);
+    if (!s->layer_slots || !s->wants || !s->committed || !s->reads || !s->guess)
         return ms_fail_memory(err, "expert request tables", t->expert_count * sizeof *s->reads);
     for (uint32_t l = 0; l < t->layer_count && s->options.slots; l++)
         MS_TRY(s->backend->alloc(s->backend, MS_MEM_DEVICE, (size_t)(s->options.slots * s->expert_bytes), "expert slots",
@@ -104,6 +137,10 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
     s->expert_bytes = table->expert_bytes;
     s->scratch_count = scratch_slots(table, options);
     s->buffer_bytes = ms_reader_buffer_bytes((size_t)table->expert_bytes);
+    if (options->lookahead) {
+        uint32_t most = options->staging / 2 < options->read_depth ? options->staging / 2 : options->read_depth;
+        s->ahead_limit = most < AHEAD_MAX ? most : AHEAD_MAX;
+    }
     ms_status st = create_memory(s, err);
     if (st == MS_OK) st = ms_cache_create(&s->cache, table->layer_count, table->expert_count, options->slots, err);
     if (st == MS_OK) {
@@ -143,6 +180,7 @@ void ms_expert_service_destroy(ms_expert_service *s) {
     free(s->wants);
     free(s->committed);
     free(s->reads);
+    free(s->guess);
     free(s);
 }
 
@@ -153,27 +191,141 @@ static int by_place(const void *a, const void *b) {
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
+static ms_read_request read_of(const ms_expert_service *s, uint32_t layer, uint32_t expert, uint64_t tag) {
+    const ms_expert_extent *x = &s->table->extents[(size_t)layer * s->table->expert_count + expert];
+    return (ms_read_request){
+        .file = s->file_of_shard[x->shard], .offset = x->offset, .length = s->expert_bytes, .tag = tag};
+}
+
+/* ------------------------------------------------------------------ lookahead */
+
+/* Completions are looked at during requests only, and none is open while a guess is: no buffer is held. */
+static void forget_guesses(ms_expert_service *s) {
+    for (uint32_t i = 0; i < s->ahead_limit; i++) {
+        if (s->ahead[i].state != AHEAD_READING) continue;
+        s->ahead[i].state = ms_reader_withdraw(s->reader, AHEAD_TAG + i) ? AHEAD_NONE : AHEAD_WRONG;
+    }
+}
+
+/* Nothing is in flight any more, neither of the request nor of a guess. */
+static void cancel_reads(ms_expert_service *s) {
+    ms_reader_cancel_all(s->reader);
+    for (uint32_t i = 0; i < s->ahead_limit; i++) s->ahead[i].state = AHEAD_NONE;
+    s->guess_count = 0;
+}
+
+/* A drive that is waited for all the time has nothing to give for wrong reads, and right ones win little; one that idles
+ * while layers compute has. */
+static double needed_share(ms_expert_service *s) {
+    ms_reader_stats r;
+    ms_reader_get_stats(s->reader, &r);
+    uint64_t now = ms_clock_ns();
+    double time = (double)(now - s->judged_ns), waited = (double)(r.wait_ns - s->judged_wait_ns);
+    s->judged_ns = now;
+    s->judged_wait_ns = r.wait_ns;
+    return 0.5 + 0.4 * (time > waited ? waited / time : 1);
+}
+
+/* How good the last guess was, now that the request is known. */
+static void judge_guess(ms_expert_service *s, uint32_t layer, const uint32_t *experts, uint32_t count) {
+    uint32_t right = 0, n = s->guess_count;
+    s->guess_count = 0;
+    if (n == 0 || layer != s->guess_layer) return;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < count; j++) right += s->guess[i] == experts[j];
+    s->guessed += n;
+    s->right += right;
+    if (s->guessed < AHEAD_WINDOW) return;
+    if (s->right < needed_share(s) * s->guessed) s->guess_pause = AHEAD_PAUSE;
+    s->guessed /= 2;
+    s->right /= 2;
+}
+
+bool ms_expert_wants_guess(ms_expert_service *s) {
+    if (s->ahead_limit == 0 || s->options.slots >= s->table->expert_count) return false;
+    if (s->guess_pause == 0) return true;
+    s->guess_pause--;
+    return false;
+}
+
+void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count) {
+    if (s->open || s->ahead_limit == 0 || moe_layer >= s->table->layer_count || count > s->table->expert_count) return;
+    forget_guesses(s);
+    s->guess_layer = moe_layer;
+    s->guess_count = 0;
+    uint32_t reads = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (experts[i] >= s->table->expert_count) return;
+        if (ms_cache_resident(s->cache, moe_layer, experts[i])) continue;
+        s->guess[s->guess_count++] = experts[i];
+        uint32_t at = 0;
+        while (at < s->ahead_limit && s->ahead[at].state != AHEAD_NONE) at++;
+        if (at == s->ahead_limit) continue;
+        s->ahead[at] = (ahead_read){.state = AHEAD_READING, .expert = experts[i]};
+        s->reads[reads++] = read_of(s, moe_layer, experts[i], AHEAD_TAG + at);
+    }
+    qsort(s->reads, reads, sizeof *s->reads, by_place);
+    if (ms_reader_submit(s->reader, s->reads, reads, NULL) == MS_OK) {
+        s->ahead_reads += reads;
+        return;
+    }
+    /* The request itself will meet the same fault and report it. */
+    for (uint32_t i = 0; i < reads; i++) s->ahead[s->reads[i].tag - AHEAD_TAG].state = AHEAD_NONE;
+}
+
+/* A guess that is this want becomes its read. */
+static bool take_guess(ms_expert_service *s, uint32_t layer, uint32_t expert, uint32_t want) {
+    if (layer != s->guess_layer) return false;
+    for (uint32_t i = 0; i < s->ahead_limit; i++) {
+        ahead_read *a = &s->ahead[i];
+        if (a->state != AHEAD_READING || a->expert != expert) continue;
+        a->state = AHEAD_WANTED;
+        a->want = want;
+        s->ahead_used++;
+        return true;
+    }
+    return false;
+}
+
+/* Turns a completion of a guessed read into one of the request.  False: it was wrong, and is gone. */
+static bool resolve_guess(ms_expert_service *s, ms_read_done *done) {
+    if (done->tag < AHEAD_TAG) return true;
+    ahead_read *a = &s->ahead[done->tag - AHEAD_TAG];
+    bool wanted = a->state == AHEAD_WANTED;
+    a->state = AHEAD_NONE;
+    if (wanted)
+        done->tag = a->want;
+    else
+        ms_reader_release(s->reader, done->buffer);
+    return wanted;
+}
+
+/* ------------------------------------------------------------------ requests */
+
 ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, const uint32_t *uses,
                             uint32_t count, ms_error *err) {
     if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is already open");
     if (moe_layer >= s->table->layer_count || count > s->table->expert_count)
         return ms_fail(err, MS_ERR_INTERNAL, "expert request for layer %u, %u experts is out of range", moe_layer, count);
+    judge_guess(s, moe_layer, experts, count);
     MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, uses, count, s->wants, err));
+    if (s->observer) s->observer(s->observer_arg, moe_layer, s->wants, count);
     s->open = true;
     s->hits_given = false;
     s->layer = moe_layer;
     s->count = count;
     s->left = 0;
+    uint32_t reads = 0;
     for (uint32_t i = 0; i < count; i++) {
         s->committed[i] = false;
         if (s->wants[i].kind == MS_WANT_HIT) continue;
-        const ms_expert_extent *x = &s->table->extents[(size_t)moe_layer * s->table->expert_count + experts[i]];
-        s->reads[s->left++] = (ms_read_request){
-            .file = s->file_of_shard[x->shard], .offset = x->offset, .length = s->expert_bytes, .tag = i};
+        s->left++;
+        if (!take_guess(s, moe_layer, experts[i], i)) s->reads[reads++] = read_of(s, moe_layer, experts[i], i);
     }
-    if (!s->left) return MS_OK;
-    qsort(s->reads, s->left, sizeof *s->reads, by_place);
-    ms_status st = ms_reader_submit(s->reader, s->reads, s->left, err);
+    forget_guesses(s);
+    if (!reads) return MS_OK;
+    qsort(s->reads, reads, sizeof *s->reads, by_place);
+    ms_status st = ms_reader_submit(s->reader, s->reads, reads, err);
     if (st == MS_OK) return MS_OK;
     ms_expert_end(s);
     if (st == MS_ERR_USAGE) { /* inside the file by its header: the file was cut before the reader opened it */
@@ -190,6 +342,18 @@ static uint8_t *slot_address(const ms_expert_service *s, uint32_t slot) {
 
 static ms_status fail_context(const ms_expert_service *s, uint32_t expert, ms_error *err) {
     return ms_error_context(err, "layer %u, expert %u", s->table->layers[s->layer], expert);
+}
+
+/* The next landed expert of the request.  Without `wait` *got is false when there is none yet. */
+static ms_status next_landed(ms_expert_service *s, bool wait, ms_read_done *done, bool *got, ms_error *err) {
+    *got = true;
+    do {
+        if (wait)
+            MS_TRY(ms_reader_next(s->reader, done, err));
+        else
+            MS_TRY(ms_reader_poll(s->reader, done, got, err));
+    } while (*got && !resolve_guess(s, done));
+    return MS_OK;
 }
 
 /* The end of an install: the expert is in its slot, or the slot is damaged. */
@@ -272,10 +436,7 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
     for (bool got = true; s->left && *count < most;) {
         ms_read_done done;
         MS_TRY(end_installs(s, buffers - 1, err));
-        if (*count == 0)
-            MS_TRY(ms_reader_next(s->reader, &done, err));
-        else
-            MS_TRY(ms_reader_poll(s->reader, &done, &got, err));
+        MS_TRY(next_landed(s, *count == 0, &done, &got, err));
         if (!got) break;
         MS_TRY(take(s, &done, &ready[*count], err));
         (*count)++;
@@ -285,7 +446,7 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
 
 void ms_expert_end(ms_expert_service *s) {
     if (!s->open) return;
-    ms_reader_cancel_all(s->reader);
+    if (s->left) cancel_reads(s); /* given up */
     for (bool ended; s->install_count;) (void)end_install(s, true, &ended, NULL);
     for (uint32_t i = 0; i < s->count; i++) {
         const ms_want *w = &s->wants[i];
@@ -296,6 +457,11 @@ void ms_expert_end(ms_expert_service *s) {
             (void)ms_cache_release(s->cache, s->layer, w, NULL);
     }
     s->open = false;
+}
+
+void ms_expert_service_observe(ms_expert_service *s, ms_expert_observer *observer, void *arg) {
+    s->observer = observer;
+    s->observer_arg = arg;
 }
 
 void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {
@@ -313,12 +479,15 @@ void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {
                              .failed_reads = r.failed_reads,
                              .read_wait_ns = r.wait_ns,
                              .buffered_files = r.buffered_files,
+                             .guessed_reads = s->ahead_reads,
+                             .guesses_used = s->ahead_used,
                              .direct = r.direct,
                              .uring = r.uring};
 }
 
 ms_status ms_expert_service_check(ms_expert_service *s, ms_error *err) {
     if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is open");
+    if (s->ahead_limit) cancel_reads(s);
     if (ms_reader_pending(s->reader)) return ms_fail(err, MS_ERR_INTERNAL, "expert reads are pending");
     MS_TRY(ms_cache_check(s->cache, err));
     return ms_cache_clear(s->cache, err);

@@ -4,6 +4,10 @@
  * installed into its cache slot, or into a scratch slot when the cache has no room, as it lands.  Where the backend installs beside
  * other work, reads, installs and products overlap; a staging buffer is read into again when its install has ended.
  *
+ * Lookahead: a guess at the next request starts its reads early.  A guessed expert waits in staging; the request takes it
+ * from there if it was right, and forgets it if not.  Guesses never enter the cache, so they decide when bytes are read
+ * and nothing else.
+ *
  * Owns: slots, staging, reader, cache tables.  Does not own: backend, expert table.
  * Threads: the inference thread.
  * Invariants: at most one request is open; a slot handed out stays valid until the request ends, a scratch slot until the next
@@ -27,6 +31,7 @@ typedef struct ms_expert_service_options {
     uint32_t staging;     /* read buffers */
     uint32_t read_depth;
     bool buffered, no_uring;
+    bool lookahead; /* ms_expert_guess does something */
     void (*warn)(void *arg, const char *text);
     void *warn_arg;
 } ms_expert_service_options;
@@ -54,8 +59,19 @@ typedef struct ms_expert_ready {
 /* Gives the next group of usable experts: first all hits, then misses as they land (at least one, at most MS_SCRATCH_SLOTS).
  * *count == 0: all have been given.  `ready` has room for the request's count. */
 ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t *count, ms_error *err);
+/* Between requests: experts (distinct) that the next one will probably want, of the layer it will be for.  What is not
+ * resident is read, as far as half of the staging buffers and the queue depth go; an earlier guess is forgotten.  Guesses
+ * stop for a while when too few were right: half, or more where the drive is what is waited for. */
+void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count);
+/* Whether a guess is worth making now: lookahead is on, and guesses have been right or it is time to look again. */
+bool ms_expert_wants_guess(ms_expert_service *s);
+
 /* Ends the request, finished or not. */
 void ms_expert_end(ms_expert_service *s);
+
+/* Called in every request, after the cache has planned it: wants [count] in the order of the request.  NULL: nobody. */
+typedef void ms_expert_observer(void *arg, uint32_t moe_layer, const ms_want *wants, uint32_t count);
+void ms_expert_service_observe(ms_expert_service *s, ms_expert_observer *observer, void *arg);
 
 void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out);
 /* For tests, between requests: the cache's invariants, nothing leased, no read pending.  Forgets what the cache holds. */

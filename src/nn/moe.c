@@ -84,10 +84,13 @@ static ms_status run_experts(ms_backend *be, ms_expert_service *service, const m
 
 /* Everything that needs no expert. */
 static void run_shared(ms_backend *be, const ms_moe *moe, const ms_moe_buffers *buf, const float *x, uint32_t n) {
-    ms_product down = {.weight = moe->latent_down, .out = buf->latent, .out_stride = moe->shape.hidden};
-    be->project(be, x, n, &down, 1);
-    be->experts_begin(be, buf->latent, n, moe->shape);
-    be->mlp(be, buf->shared, x, n, moe->shared_gate, moe->shared_up, moe->shared_down, moe->act);
+    if (moe->latent_down) {
+        ms_product down = {.weight = moe->latent_down, .out = buf->latent, .out_stride = moe->shape.hidden};
+        be->project(be, x, n, &down, 1);
+    }
+    be->experts_begin(be, moe->latent_down ? buf->latent : x, n, moe->shape);
+    if (moe->shared_gate)
+        be->mlp(be, buf->shared, x, n, moe->shared_gate, moe->shared_up, moe->shared_down, moe->act);
 }
 
 ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_moe *moe,
@@ -114,10 +117,49 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
     ms_expert_end(service);
     if (st != MS_OK) return st;
 
-    be->experts_reduce_norm(be, buf->sum, buf->pairs, buf->weights, n, k, moe->shape.hidden, moe->latent_norm,
-                            moe->norm_eps);
-    ms_product up = {.weight = moe->latent_up, .out = out, .out_stride = moe->dim};
-    be->project(be, buf->sum, n, &up, 1);
-    be->add(be, out, out, buf->shared, (size_t)n * moe->dim);
+    be->experts_reduce_norm(be, moe->latent_up ? buf->sum : out, buf->pairs, buf->weights, n, k, moe->shape.hidden,
+                            moe->latent_norm, moe->norm_eps);
+    if (moe->latent_up) {
+        ms_product up = {.weight = moe->latent_up, .out = out, .out_stride = moe->dim};
+        be->project(be, buf->sum, n, &up, 1);
+    }
+    if (moe->shared_gate) be->add(be, out, out, buf->shared, (size_t)n * moe->dim);
+    return MS_OK;
+}
+
+static ms_status fetch(ms_backend *be, void *host, const void *dev, size_t bytes, ms_error *err) {
+    be->fetch_begin(be, dev, bytes);
+    return be->fetch_end(be, host, err);
+}
+
+/* Largest weight first. */
+static void sort_by_weight(uint32_t *ids, float *weights, uint32_t k) {
+    for (uint32_t i = 1; i < k; i++) {
+        uint32_t id = ids[i], at = i;
+        float w = weights[i];
+        for (; at > 0 && weights[at - 1] < w; at--) {
+            ids[at] = ids[at - 1];
+            weights[at] = weights[at - 1];
+        }
+        ids[at] = id;
+        weights[at] = w;
+    }
+}
+
+ms_status ms_moe_guess(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_router *router,
+                       const ms_moe_buffers *buf, const float *x, ms_error *err) {
+    uint32_t k = router->top_k, *ids = buf->host;
+    float *weights = (float *)(ids + k);
+    ms_error why;
+    be->router_topk(be, buf->ids, buf->weights, x, 1, router);
+    ms_status st = fetch(be, ids, buf->ids, k * sizeof *ids, &why);
+    if (st == MS_OK) st = fetch(be, weights, buf->weights, k * sizeof *weights, &why);
+    if (st == MS_ERR_NUMERIC) return MS_OK; /* only a guess: should it be true, the router itself will say so */
+    if (st != MS_OK) {
+        if (err) *err = why;
+        return st;
+    }
+    sort_by_weight(ids, weights, k);
+    ms_expert_guess(service, moe_layer, ids, k - k / 4); /* the last ones are the least certain */
     return MS_OK;
 }

@@ -2,7 +2,7 @@
  *
  * Threads: the inference thread.
  * Invariants: kinds lie together, at most STATE_MAX_KINDS of them, layers ascending within a kind; a fixed part has
- *   `bytes`, a growing part `row_bytes`, never both.  Every size that is later formed as row_bytes * rows was checked at
+ *   `bytes`, a growing or window part `row_bytes`, never both.  Every size that is later formed as row_bytes * rows was checked at
  *   creation.
  * Errors: MS_ERR_INTERNAL for a part list a lane must not give, MS_ERR_NO_FIT for sizes beyond the address space,
  *   MS_ERR_MEMORY; nothing stays allocated.
@@ -29,6 +29,13 @@ static ms_status check_part(const ms_state_part *p, uint32_t index, ms_error *er
                        "state part %" PRIu32 " (%s, layer %" PRIu32
                        "): expected one of bytes and row_bytes, found %" PRIu64 " and %" PRIu64,
                        index, p->kind, p->layer, p->bytes, p->row_bytes);
+    }
+    bool ring_fits = p->window ? p->row_bytes && p->ring >= p->window && p->ring % MS_STATE_RING_ROWS == 0 : !p->ring;
+    if (!ring_fits) {
+        return ms_fail(err, MS_ERR_INTERNAL,
+                       "state part %" PRIu32 " (%s, layer %" PRIu32 "): a ring of %" PRIu64
+                       " rows does not fit a window of %" PRIu32,
+                       index, p->kind, p->layer, p->ring, p->window);
     }
     return MS_OK;
 }
@@ -60,19 +67,38 @@ static ms_status check_parts(const ms_state_part *parts, uint32_t count, ms_erro
     return MS_OK;
 }
 
+static uint64_t product_or_max(uint64_t a, uint64_t b) {
+    uint64_t product;
+    return ms_mul_u64(a, b, &product) ? product : UINT64_MAX;
+}
+
+void ms_state_size_rings(ms_state_part *parts, uint32_t count, uint32_t range_rows) {
+    for (uint32_t i = 0; i < count; i++) {
+        if (parts[i].window)
+            parts[i].ring = ms_align_up((uint64_t)parts[i].window - 1 + range_rows, MS_STATE_RING_ROWS);
+    }
+}
+
+uint64_t ms_state_memory_bytes(const ms_state_part *p, uint64_t context) {
+    return p->row_bytes ? product_or_max(p->row_bytes, p->window ? p->ring : context) : p->bytes;
+}
+
+uint64_t ms_state_snapshot_bytes(const ms_state_part *p) {
+    return p->window ? product_or_max(p->row_bytes, p->window - 1) : p->bytes;
+}
+
 /* Allocated size of one copy; checked by create. */
 static size_t copy_bytes(const ms_state *s, const ms_state_part *p) {
-    return (size_t)(p->row_bytes ? p->row_bytes * s->context : p->bytes);
+    return (size_t)ms_state_memory_bytes(p, s->context);
 }
 
 static ms_status allocate_copy(ms_state *s, const ms_state_part *p, uint8_t **out, ms_error *err) {
-    uint64_t bytes = p->bytes;
-    if (p->row_bytes && !ms_mul_u64(p->row_bytes, s->context, &bytes)) bytes = UINT64_MAX;
+    uint64_t bytes = ms_state_memory_bytes(p, s->context);
     if (bytes > PTRDIFF_MAX) {
         return ms_fail(err, MS_ERR_NO_FIT,
                        "%s state of layer %" PRIu32 ": %" PRIu64 " bytes and %" PRIu64 " rows of %" PRIu64
                        " bytes are beyond the address space",
-                       p->kind, p->layer, p->bytes, p->row_bytes ? s->context : 0, p->row_bytes);
+                       p->kind, p->layer, p->bytes, !p->row_bytes ? 0 : p->window ? p->ring : s->context, p->row_bytes);
     }
     char what[64];
     (void)snprintf(what, sizeof what, "%s state of layer %" PRIu32, p->kind, p->layer);
@@ -123,10 +149,15 @@ void ms_state_reset(ms_state *s) {
         s->backend->zero(s->backend, p->current, (size_t)p->bytes);
         s->backend->zero(s->backend, p->next, (size_t)p->bytes);
     }
-    s->position = 0;
+    s->position = s->low = s->high = 0;
+}
+
+void ms_state_begin(ms_state *s, uint32_t rows) {
+    if (s->high < s->position + rows) s->high = s->position + rows;
 }
 
 void ms_state_commit(ms_state *s, uint32_t rows) {
+    ms_state_begin(s, rows);
     for (uint32_t i = 0; i < s->part_count; i++) {
         ms_state_part *p = &s->parts[i];
         if (p->row_bytes) continue;
@@ -144,6 +175,47 @@ ms_state_part *ms_state_find(const ms_state *s, const char *kind, uint32_t layer
     return NULL;
 }
 
-uint64_t ms_state_part_bytes(const ms_state *s, const ms_state_part *p) {
-    return p->row_bytes ? p->row_bytes * s->position : p->bytes;
+/* The first row that counts at a position. */
+static uint64_t first_row(const ms_state_part *p, uint64_t position) {
+    return p->window && position > p->window - 1 ? position - (p->window - 1) : 0;
+}
+
+bool ms_state_can_rewind(const ms_state *s, uint64_t position) {
+    if (position >= s->position) return position == s->position;
+    if (position == 0) return true;
+    for (uint32_t i = 0; i < s->part_count; i++) {
+        const ms_state_part *p = &s->parts[i];
+        if (!p->row_bytes) return false;
+        if (!p->window || p->window == 1) continue;
+        uint64_t first = first_row(p, position);
+        if (first < s->low || first + p->ring < s->high) return false;
+    }
+    return true;
+}
+
+void ms_state_rewind(ms_state *s, uint64_t position) {
+    if (position == 0) ms_state_reset(s);
+    else s->position = position;
+}
+
+void ms_state_adopt(ms_state *s, uint64_t position) {
+    s->position = s->high = position;
+    s->low = 0;
+    for (uint32_t i = 0; i < s->part_count; i++) {
+        uint64_t first = first_row(&s->parts[i], position);
+        if (s->low < first) s->low = first;
+    }
+}
+
+uint64_t ms_state_bytes_at(const ms_state_part *p, uint64_t position) {
+    return p->row_bytes ? p->row_bytes * (position - first_row(p, position)) : p->bytes;
+}
+
+uint64_t ms_state_part_bytes(const ms_state *s, const ms_state_part *p) { return ms_state_bytes_at(p, s->position); }
+
+uint8_t *ms_state_span(const ms_state_part *p, uint64_t position, uint64_t at, size_t *length) {
+    if (!p->window) return p->current + at;
+    uint64_t size = p->ring * p->row_bytes, from = (first_row(p, position) * p->row_bytes + at) % size;
+    if (*length > size - from) *length = (size_t)(size - from);
+    return p->current + from;
 }

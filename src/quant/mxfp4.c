@@ -41,8 +41,11 @@ float ms_e8m0(uint8_t e) {
 
 /* Where a matrix lies in the source: packed bytes, then its scales. */
 static size_t source_offset(ms_expert_shape s, ms_expert_matrix m) {
-    size_t order = m == MS_W1 ? 0 : m == MS_W2 ? 1 : 2;
-    return order * matrix_groups(s) * (GROUP_BYTES + 1);
+    static const uint8_t place[][3] = {
+        [MS_ORDER_W1_W2_W3] = {[MS_W1] = 0, [MS_W2] = 1, [MS_W3] = 2},
+        [MS_ORDER_W2_W1_W3] = {[MS_W2] = 0, [MS_W1] = 1, [MS_W3] = 2},
+    };
+    return (size_t)place[s.order][m] * matrix_groups(s) * (GROUP_BYTES + 1);
 }
 
 static const char *const matrix_names[] = {[MS_W1] = "w1", [MS_W3] = "w3", [MS_W2] = "w2"};

@@ -2,8 +2,8 @@
  *
  * An expert has three matrices over latent width `hidden` and inner width `inner`:
  *   w1 (gate) [inner][hidden], w3 (up) [inner][hidden], w2 (down) [hidden][inner].
- * Source bytes (checkpoint order): w1 packed, w1 scale, w2 packed, w2 scale, w3 packed, w3 scale, row-major;
- *   the even input is in the low nibble.
+ * Source bytes (checkpoint order): the three matrices in the order that the shape names, each packed, then its scales,
+ *   row-major; the even input is in the low nibble.
  * Slot layout, the only one that kernels know: tiles of 32 whole rows, in the order w1 rows 0..31, w3 rows 0..31,
  *   w1 rows 32..63, w3 rows 32..63, ..., then the tiles of w2.  A tile with G groups a row:
  *     nibbles [g][row 0..31][16 bytes], then scales [g][row 0..31].
@@ -15,8 +15,11 @@
 
 #include "base/error.h"
 
+typedef enum ms_expert_order { MS_ORDER_W1_W2_W3, MS_ORDER_W2_W1_W3 } ms_expert_order;
+
 typedef struct ms_expert_shape {
     uint32_t hidden, inner;
+    ms_expert_order order; /* of the source; slots have one layout */
 } ms_expert_shape;
 
 typedef enum ms_expert_matrix { MS_W1, MS_W3, MS_W2 } ms_expert_matrix;

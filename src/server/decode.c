@@ -35,7 +35,10 @@ ms_status ms_decode_init(ms_decode *d, ms_generator *g, ms_job *j, ms_channel ch
     if (status == MS_OK && j->constraint) status = ms_held_begin(&d->held, j->constraint, err);
     d->sampler.allowed = d->held.mask;
     if (status == MS_OK && channel != MS_CHANNEL_NONE) {
-        status = g->text->lane->parser->create(&d->parser, g->text->tokenizer, channel, err);
+        const ms_reply_parser_ops *ops = g->text->lane->parser;
+        status = ops->create(&d->parser, g->text->tokenizer, channel, err);
+        const ms_json *tools = r->chat_doc ? ms_json_get(ms_json_root(r->chat_doc), "tools") : NULL;
+        if (status == MS_OK && ops->tools && tools) status = ops->tools(d->parser, tools, err);
     }
     if (status != MS_OK) ms_decode_fini(d);
     return status;

@@ -143,6 +143,7 @@ ms_status ms_reply_closing_count(const ms_text_model *model, bool thinking, size
 void ms_prompt_free(ms_prompt *p) {
     ms_ids_free(&p->ids);
     ms_text_free(&p->message);
+    ms_text_free(&p->tools);
     *p = (ms_prompt){0};
 }
 
@@ -283,6 +284,23 @@ ms_status ms_conversation_user(const ms_conversation *c, const char *text, size_
     return status;
 }
 
+static void append_tools(ms_text *out, const ms_json *tools) {
+    for (const ms_json *t = tools && tools->type == MS_JSON_ARRAY ? tools->child : NULL; t; t = t->next) {
+        ms_text_puts(out, out->len ? "," : "[");
+        ms_json_write(out, t, &ms_json_compact);
+    }
+}
+
+/* What a request declares, for the parser of the reply. */
+static ms_status collect_tools(const ms_json *request, ms_text *out, ms_error *err) {
+    append_tools(out, ms_json_get(request, "tools"));
+    const ms_json *messages = ms_json_get(request, "messages");
+    for (const ms_json *m = messages && messages->type == MS_JSON_ARRAY ? messages->child : NULL; m; m = m->next)
+        append_tools(out, ms_json_get(m, "tools"));
+    if (out->len) ms_text_puts(out, "]");
+    return out->failed ? ms_fail_memory(err, "declared tools", out->len) : MS_OK;
+}
+
 ms_status ms_conversation_request(const ms_conversation *c, const ms_json *request, ms_prompt *out, ms_error *err) {
     bool thinking = true, generation = true;
     (void)ms_json_bool(ms_json_get(request, "thinking"), &thinking); /* a wrong type is the renderer's to refuse */
@@ -293,6 +311,7 @@ ms_status ms_conversation_request(const ms_conversation *c, const ms_json *reque
     ms_status status = c->model->lane->render(request, &all, err);
     if (status == MS_OK) status = encode_from(c->model, &all, 0, &out->ids, err);
     if (status == MS_OK) status = ms_reply_closing_count(c->model, thinking, &out->closing_tokens, err);
+    if (status == MS_OK) status = collect_tools(request, &out->tools, err);
     ms_segments_free(&all);
     if (status != MS_OK) ms_prompt_free(out);
     return status;

@@ -49,6 +49,7 @@ typedef struct ms_prompt {
     ms_think_mode mode;    /* that was rendered */
     size_t appended_from;  /* ids before this index are the conversation's; 0 when rendered from the first message on */
     ms_text message;       /* the JSON of the new message; empty for a request */
+    ms_text tools;         /* a request's declared tools, those of messages too: a JSON array; empty: none */
 } ms_prompt;
 void ms_prompt_free(ms_prompt *p);
 

@@ -15,8 +15,8 @@ static ms_status find_lane(ms_model *m, const char *dir, ms_error *err) {
     m->lane = ms_lane_find(root);
     if (!m->lane) {
         const ms_json *type = ms_json_get(root, "model_type");
-        st = ms_fail(err, MS_ERR_UNSUPPORTED, "%s: model_type: expected kimi_k3, found %.*s", file,
-                     type ? (int)(type->raw_len < 64 ? type->raw_len : 64) : 7, type ? type->raw : "nothing");
+        st = ms_fail(err, MS_ERR_UNSUPPORTED, "%s: model_type: expected %s, found %.*s", file,
+                     ms_lane_model_types(), type ? (int)(type->raw_len < 64 ? type->raw_len : 64) : 7, type ? type->raw : "nothing");
     }
     if (st == MS_OK) {
         m->config = calloc(1, m->lane->config_bytes);
@@ -30,8 +30,9 @@ static ms_status find_lane(ms_model *m, const char *dir, ms_error *err) {
 
 static ms_status open_parts(ms_model *m, const char *dir, ms_error *err) {
     MS_TRY(find_lane(m, dir, err));
-    m->lane->info(m->config, &m->info);
     MS_TRY(ms_checkpoint_open(&m->checkpoint, dir, m->lane->tensor_needed, m->config, err));
+    if (m->lane->config_bind) MS_TRY(m->lane->config_bind(m->config, m->checkpoint, err));
+    m->lane->info(m->config, &m->info); /* again: what the index carries may show */
     MS_TRY(m->lane->layout_check(m->checkpoint, m->config, &m->experts, err));
     m->embed = ms_checkpoint_find(m->checkpoint, m->info.embed_name);
     if (!m->embed) return ms_fail(err, MS_ERR_FORMAT, "%s: tensor %s is missing", dir, m->info.embed_name);

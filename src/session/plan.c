@@ -96,8 +96,8 @@ static const char g_static[] = "static", g_cache[] = "cache", g_state[] = "state
                   g_workspace[] = "workspace", g_process[] = "process";
 
 static ms_status plan_statics(ledger *l, const ms_model *m, const ms_engine_options *o, ms_error *err) {
-    static const char *const names[] = {
-        [MS_FORMAT_F32] = "f32 vectors", [MS_FORMAT_BF16] = "bf16 weights", [MS_FORMAT_Q8] = "q8 weights"};
+    static const char *const names[] = {[MS_FORMAT_F32] = "f32 vectors", [MS_FORMAT_BF16] = "bf16 weights",
+                                        [MS_FORMAT_Q8] = "q8 weights", [MS_FORMAT_FP8] = "fp8 weights"};
     ms_static_list list = {0};
     ms_status st = m->lane->statics(m->config, o->static_format, &list, err);
     for (size_t i = 0; i < list.count; i++)
@@ -111,15 +111,17 @@ static ms_status plan_state(ledger *l, const ms_model *m, const ms_engine_option
     ms_state_part *parts = calloc(n ? n : 1, sizeof *parts);
     if (!parts) return ms_fail_memory(err, "state parts", n * sizeof *parts);
     m->lane->state_parts(m->config, o->precision, parts);
-    uint64_t fixed = 0;
+    ms_state_size_rings(parts, n, o->range_rows);
+    uint64_t fixed = 0, copied = 0;
     for (uint32_t i = 0; i < n; i++) {
-        add(l, DEVICE, g_state, parts[i].kind, parts[i].bytes + parts[i].row_bytes * o->context);
-        l->plan->state_bytes_per_token += parts[i].row_bytes;
+        add(l, DEVICE, g_state, parts[i].kind, ms_state_memory_bytes(&parts[i], o->context));
+        if (!parts[i].window) l->plan->state_bytes_per_token += parts[i].row_bytes;
         fixed = sum_or_max(fixed, parts[i].bytes);
+        copied = sum_or_max(copied, ms_state_snapshot_bytes(&parts[i]));
     }
     free(parts);
     add(l, DEVICE, g_state, "pass in progress", fixed);
-    add(l, DEVICE, g_state, "snapshots", product_or_max(fixed, o->snapshots));
+    add(l, DEVICE, g_state, "snapshots", product_or_max(copied, o->snapshots));
     add(l, HOST, g_state, "kept states", o->kept_state_bytes);
     add(l, HOST, g_state, "token history", o->context * sizeof(uint32_t));
     return MS_OK;

@@ -47,6 +47,7 @@ static ms_status create_state(ms_session *s, ms_error *err) {
     ms_state_part *parts = calloc(n ? n : 1, sizeof *parts);
     if (!parts) return ms_fail_memory(err, "state parts", n * sizeof *parts);
     e->model.lane->state_parts(e->model.config, e->options.precision, parts);
+    ms_state_size_rings(parts, n, e->options.range_rows);
     ms_status st = ms_state_create(&s->state, e->backend, parts, n, e->options.context, err);
     free(parts);
     return st;
@@ -214,6 +215,7 @@ static ms_status pass(forwarding *f, const uint32_t *ids, uint32_t n, bool last,
                   .layer_done_arg = f,
                   .routes = f->o->routes ? routes : NULL,
                   .routes_arg = f};
+    ms_state_begin(&s->state, n);
     ms_status st = e->model.lane->forward(&run, err);
     if (st != MS_OK) {
         (void)e->backend->sync(e->backend, NULL); /* what was queued must not outlive this pass */

@@ -1,10 +1,11 @@
 /* snapshot.c: digests, the session's identity, and snapshots: state copies that share the append-only rows.
  *
- * A snapshot copies the fixed parts; of the growing parts it needs rows [0, position), which the session keeps as long
- * as nothing rewrites them.  Rows are rewritten after a reset or an import (from 0) and after a restore to p (from p).
+ * A snapshot copies the fixed parts and the rows of window parts that count; of the growing parts it needs rows
+ * [0, position), which the session keeps as long as nothing rewrites them.  Rows are rewritten after a reset or an import
+ * (from 0) and after a restore or a rewind to p (from p).
  * So:
  *   - reset and import change the session's timeline: no older snapshot fits any more;
- *   - restore to p changes it too, and takes the snapshots of the old timeline at or before p along to the new one.
+ *   - restore and rewind to p change it too, and takes the snapshots of the old timeline at or before p along to the new one.
  * A snapshot is restorable iff its timeline is the session's; its position is then never beyond the session's.  The
  * token history follows the same rule and is shared the same way.
  *
@@ -26,7 +27,7 @@ struct ms_snapshot {
     ms_backend *backend;
     ms_snapshot *next, **link; /* *link == this */
     uint64_t timeline, position;
-    uint8_t *block; /* device: the fixed parts in order, each aligned */
+    uint8_t *block; /* device: fixed parts and windows in order, each aligned */
     size_t block_bytes;
 };
 
@@ -54,6 +55,7 @@ uint64_t ms_session_identity(const ms_session *s) {
         h = hash_u64(h, p->layer);
         h = hash_u64(h, p->bytes);
         h = hash_u64(h, p->row_bytes);
+        if (p->window) h = hash_u64(h, p->window);
     }
     return h;
 }
@@ -62,11 +64,13 @@ static ms_status hash_part(const ms_state *state, const ms_state_part *p, uint8_
                            ms_error *err) {
     ms_backend *be = state->backend;
     uint64_t bytes = ms_state_part_bytes(state, p);
-    for (uint64_t at = 0; at < bytes; at += DIGEST_PIECE_BYTES) {
-        size_t n = bytes - at < DIGEST_PIECE_BYTES ? (size_t)(bytes - at) : DIGEST_PIECE_BYTES;
-        be->download(be, piece, p->current + at, n);
+    for (uint64_t at = 0, n; at < bytes; at += n) {
+        size_t length = bytes - at < DIGEST_PIECE_BYTES ? (size_t)(bytes - at) : DIGEST_PIECE_BYTES;
+        const uint8_t *from = ms_state_span(p, state->position, at, &length);
+        n = length;
+        be->download(be, piece, from, length);
         MS_TRY(be->sync(be, err));
-        *hash = ms_fnv1a64(*hash, piece, n);
+        *hash = ms_fnv1a64(*hash, piece, length);
     }
     return MS_OK;
 }
@@ -102,10 +106,10 @@ ms_status ms_session_digest(ms_session *s, ms_digest *out, ms_error *err) {
 /* ------------------------------------------------------------------ snapshots */
 
 /* The aligned total, or false when it is beyond the address space. */
-static bool fixed_bytes(const ms_state *state, size_t *out) {
+static bool block_bytes(const ms_state *state, size_t *out) {
     uint64_t total = 0;
     for (uint32_t i = 0; i < state->part_count; i++) {
-        if (!ms_add_u64(total, state->parts[i].bytes, &total) || total > PTRDIFF_MAX - SNAPSHOT_ALIGN) return false;
+        if (!ms_add_u64(total, ms_state_snapshot_bytes(&state->parts[i]), &total) || total > PTRDIFF_MAX - SNAPSHOT_ALIGN) return false;
         total = ms_align_up(total, SNAPSHOT_ALIGN);
     }
     *out = (size_t)total;
@@ -116,20 +120,45 @@ static ms_status copy_out(const ms_state *state, uint8_t *block, ms_error *err) 
     ms_backend *be = state->backend;
     for (uint32_t i = 0; i < state->part_count; i++) {
         const ms_state_part *p = &state->parts[i];
-        if (p->row_bytes) continue;
-        be->copy(be, block, p->current, (size_t)p->bytes);
-        block += ms_align_up(p->bytes, SNAPSHOT_ALIGN);
+        if (p->row_bytes && !p->window) continue;
+        uint64_t bytes = ms_state_part_bytes(state, p);
+        for (uint64_t at = 0; at < bytes;) {
+            size_t n = (size_t)(bytes - at);
+            const uint8_t *from = ms_state_span(p, state->position, at, &n);
+            be->copy(be, block + at, from, n);
+            at += n;
+        }
+        block += ms_align_up(ms_state_snapshot_bytes(p), SNAPSHOT_ALIGN);
     }
     return be->sync(be, err);
 }
 
+/* Fixed parts into the copy in progress. */
 static ms_status copy_in_next(const ms_state *state, const uint8_t *block, ms_error *err) {
     ms_backend *be = state->backend;
     for (uint32_t i = 0; i < state->part_count; i++) {
         const ms_state_part *p = &state->parts[i];
-        if (p->row_bytes) continue;
-        be->copy(be, p->next, block, (size_t)p->bytes);
-        block += ms_align_up(p->bytes, SNAPSHOT_ALIGN);
+        if (p->row_bytes && !p->window) continue;
+        if (!p->window) be->copy(be, p->next, block, (size_t)p->bytes);
+        block += ms_align_up(ms_state_snapshot_bytes(p), SNAPSHOT_ALIGN);
+    }
+    return be->sync(be, err);
+}
+
+/* Windows into their places in the rings, which is final. */
+static ms_status copy_in_windows(const ms_state *state, const uint8_t *block, uint64_t position, ms_error *err) {
+    ms_backend *be = state->backend;
+    for (uint32_t i = 0; i < state->part_count; i++) {
+        const ms_state_part *p = &state->parts[i];
+        if (p->row_bytes && !p->window) continue;
+        uint64_t bytes = p->window ? ms_state_bytes_at(p, position) : 0;
+        for (uint64_t at = 0; at < bytes;) {
+            size_t n = (size_t)(bytes - at);
+            uint8_t *to = ms_state_span(p, position, at, &n);
+            be->copy(be, to, block + at, n);
+            at += n;
+        }
+        block += ms_align_up(ms_state_snapshot_bytes(p), SNAPSHOT_ALIGN);
     }
     return be->sync(be, err);
 }
@@ -139,7 +168,7 @@ ms_status ms_session_snapshot(ms_session *s, ms_snapshot **out, ms_error *err) {
     ms_snapshot *snap = calloc(1, sizeof *snap);
     if (!snap) return ms_fail_memory(err, "snapshot", sizeof *snap);
     *snap = (ms_snapshot){.backend = s->state.backend, .timeline = s->timeline, .position = s->state.position};
-    ms_status status = fixed_bytes(&s->state, &snap->block_bytes)
+    ms_status status = block_bytes(&s->state, &snap->block_bytes)
                            ? MS_OK
                            : ms_fail(err, MS_ERR_NO_FIT, "snapshot: the fixed state is too large to copy");
     if (status == MS_OK && snap->block_bytes > 0) {
@@ -175,6 +204,12 @@ void ms_session_clear(ms_session *s) {
     s->has_logits = false;
 }
 
+static void go_back(ms_session *s, uint64_t position) {
+    ms_state_rewind(&s->state, position);
+    s->has_logits = false;
+    leave_timeline(s, position);
+}
+
 ms_status ms_session_restore(ms_session *s, const ms_snapshot *snap, ms_error *err) {
     if (snap->session != s) return ms_fail(err, MS_ERR_USAGE, "snapshot: it belongs to another session");
     if (snap->timeline != s->timeline) {
@@ -183,12 +218,35 @@ ms_status ms_session_restore(ms_session *s, const ms_snapshot *snap, ms_error *e
                        "position since; it can no longer be restored",
                        snap->position);
     }
+    if (ms_state_can_rewind(&s->state, snap->position)) {
+        go_back(s, snap->position);
+        return MS_OK;
+    }
     /* Into the copy in progress, so that a failing device leaves the session as it is. */
     MS_TRY(copy_in_next(&s->state, snap->block, err));
+    ms_status status = copy_in_windows(&s->state, snap->block, snap->position, err);
+    if (status != MS_OK) {
+        ms_state_reset(&s->state);
+        s->timeline++;
+        s->has_logits = false;
+        return ms_error_context(err, "restoring failed after rows had been overwritten, the session was reset to position 0");
+    }
     ms_state_commit(&s->state, 0);
-    s->state.position = snap->position;
+    ms_state_adopt(&s->state, snap->position);
     s->has_logits = false;
     leave_timeline(s, snap->position);
+    return MS_OK;
+}
+
+bool ms_session_can_rewind(const ms_session *s, uint64_t position) { return ms_state_can_rewind(&s->state, position); }
+
+ms_status ms_session_rewind(ms_session *s, uint64_t position, ms_error *err) {
+    if (!ms_state_can_rewind(&s->state, position)) {
+        return ms_fail(err, MS_ERR_USAGE,
+                       "rewind to position %" PRIu64 " from %" PRIu64 ": the state before it is no longer there", position,
+                       s->state.position);
+    }
+    if (position != s->state.position) go_back(s, position);
     return MS_OK;
 }
 

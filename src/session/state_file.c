@@ -107,8 +107,9 @@ static ms_status describe(const ms_session *s, uint64_t position, state_header *
             }
             memcpy(h->segment[h->segments++].kind, p->kind, strlen(p->kind));
         }
-        uint64_t bytes = p->bytes, *sum = &h->segment[h->segments - 1].bytes;
-        if (p->row_bytes) fits = ms_mul_u64(p->row_bytes, position, &bytes);
+        uint64_t bytes, *sum = &h->segment[h->segments - 1].bytes;
+        fits = !p->row_bytes || ms_mul_u64(p->row_bytes, position, &bytes);
+        bytes = fits ? ms_state_bytes_at(p, position) : 0;
         fits = fits && ms_add_u64(*sum, bytes, sum) && ms_add_u64(h->payload_bytes, bytes, &h->payload_bytes);
     }
     if (!fits || h->payload_bytes > INT64_MAX - HEADER_BYTES) {
@@ -289,11 +290,13 @@ static ms_status write_piece(state_output *o, const void *data, size_t n, ms_err
 static ms_status write_part(state_output *o, const ms_state *state, const ms_state_part *p, ms_error *err) {
     ms_backend *be = state->backend;
     uint64_t bytes = ms_state_part_bytes(state, p);
-    for (uint64_t at = 0; at < bytes; at += PIECE_BYTES) {
+    for (uint64_t at = 0; at < bytes;) {
         size_t n = bytes - at < PIECE_BYTES ? (size_t)(bytes - at) : PIECE_BYTES;
-        be->download(be, o->piece, p->current + at, n);
+        const uint8_t *from = ms_state_span(p, state->position, at, &n);
+        be->download(be, o->piece, from, n);
         MS_TRY(be->sync(be, err));
         MS_TRY(write_piece(o, o->piece, n, err));
+        at += n;
     }
     return MS_OK;
 }
@@ -469,15 +472,16 @@ static ms_status load_payload(import_job *j, ms_error *err) {
     uint64_t crc = 0, offset = HEADER_BYTES;
     for (uint32_t i = 0; i < state->part_count; i++) {
         const ms_state_part *p = &state->parts[i];
-        uint64_t bytes = p->row_bytes ? p->row_bytes * j->header.position : p->bytes;
-        uint8_t *to = p->row_bytes ? p->current : p->next;
-        for (uint64_t at = 0; at < bytes; at += PIECE_BYTES) {
+        uint64_t bytes = ms_state_bytes_at(p, j->header.position);
+        for (uint64_t at = 0; at < bytes;) {
             size_t n = bytes - at < PIECE_BYTES ? (size_t)(bytes - at) : PIECE_BYTES;
+            uint8_t *to = p->row_bytes ? ms_state_span(p, j->header.position, at, &n) : p->next + at;
             MS_TRY(read_at(j, j->piece, n, offset + at, err));
             crc = ms_crc64(crc, j->piece, n);
             if (p->row_bytes) j->rows_written = true;
-            be->upload(be, to + at, j->piece, n);
+            be->upload(be, to, j->piece, n);
             MS_TRY(be->sync(be, err)); /* before the piece is used again */
+            at += n;
         }
         offset += bytes;
     }
@@ -491,7 +495,7 @@ static ms_status load_payload(import_job *j, ms_error *err) {
 static void adopt(import_job *j) {
     ms_session *s = j->session;
     ms_state_commit(&s->state, 0);
-    s->state.position = j->header.position;
+    ms_state_adopt(&s->state, j->header.position);
     for (uint64_t i = 0; i < j->header.position; i++) s->tokens[i] = ms_le32(j->tokens + i * TOKEN_BYTES);
     s->timeline++;
     s->has_logits = false;

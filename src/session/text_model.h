@@ -7,15 +7,22 @@
 
 #include "lane/lane.h"
 
+enum { MS_MAX_STOPS = 16 };
+
 typedef struct ms_text_model {
     const ms_lane *lane;
     ms_lane_info info;
     ms_tokenizer *tokenizer;
+    uint32_t stops[MS_MAX_STOPS]; /* ids that end a reply */
+    size_t stop_count;
 } ms_text_model;
 
-/* Reads config.json, the lane's rank file and, when present, tokenizer_config.json; checks that they agree
- * (ranks + 256 == vocab, control names, eos id). */
+/* Reads config.json, the lane's tokenizer file and, when present, generation_config.json and (beside a rank file)
+ * tokenizer_config.json; checks that they agree: ranks + 256 == vocab, or no more tokens than vocab; control names; the eos
+ * id.  Stops are the eos id of config.json and those of generation_config.json. */
 ms_status ms_text_model_open(ms_text_model *out, const char *dir, ms_error *err);
 void ms_text_model_close(ms_text_model *t);
+
+bool ms_text_model_stops(const ms_text_model *t, uint32_t id);
 
 #endif

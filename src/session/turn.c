@@ -37,14 +37,19 @@ static bool is_prefix(const uint32_t *prefix, size_t prefix_count, const uint32_
 /* Where the timeline can begin for ids[0..count). */
 typedef enum source { FROM_START, FROM_SESSION, FROM_COPY } source;
 
-static source best_source(const ms_timeline *t, const uint32_t *ids, size_t count, size_t *reused) {
-    source best = FROM_START;
-    *reused = 0;
-    size_t position = (size_t)ms_session_position(t->session);
-    if (position && is_prefix(ms_session_tokens(t->session), position, ids, count)) {
-        best = FROM_SESSION;
-        *reused = position;
-    }
+/* How many of ids[0..count) the session holds or can go back to.  With `fresh` one of them at least is left to evaluate
+ * unless the session has their logits. */
+static size_t from_session(const ms_timeline *t, const uint32_t *ids, size_t count, bool fresh) {
+    size_t position = (size_t)ms_session_position(t->session), common = 0;
+    const uint32_t *tokens = ms_session_tokens(t->session);
+    while (common < position && common < count && tokens[common] == ids[common]) common++;
+    if (fresh && common == count && common && (position > count || !ms_session_logits(t->session))) common--;
+    return ms_session_can_rewind(t->session, common) ? common : 0;
+}
+
+static source best_from(const ms_timeline *t, const uint32_t *ids, size_t count, bool fresh, size_t *reused) {
+    *reused = from_session(t, ids, count, fresh);
+    source best = *reused ? FROM_SESSION : FROM_START;
     if (t->copy && t->copy_ids.count > *reused && is_prefix(t->copy_ids.data, t->copy_ids.count, ids, count)) {
         best = FROM_COPY;
         *reused = t->copy_ids.count;
@@ -52,12 +57,13 @@ static source best_source(const ms_timeline *t, const uint32_t *ids, size_t coun
     return best;
 }
 
+static source best_source(const ms_timeline *t, const uint32_t *ids, size_t count, size_t *reused) {
+    return best_from(t, ids, count, false, reused);
+}
+
 /* A prompt needs the logits of its last token too. */
 static source best_with_logits(const ms_timeline *t, const uint32_t *ids, size_t count, size_t *reused) {
-    source best = best_source(t, ids, count, reused);
-    if (best != FROM_SESSION || *reused < count || ms_session_logits(t->session)) return best;
-    *reused = t->copy && is_prefix(t->copy_ids.data, t->copy_ids.count, ids, count) ? t->copy_ids.count : 0;
-    return *reused ? FROM_COPY : FROM_START;
+    return best_from(t, ids, count, true, reused);
 }
 
 size_t ms_timeline_reusable(const ms_timeline *t, const uint32_t *ids, size_t count) {
@@ -79,6 +85,7 @@ static ms_status begin(ms_timeline *t, chooser best, const uint32_t *ids, size_t
         ms_timeline_forget(t);
         *from = best(t, ids, count, reused);
     }
+    if (*from == FROM_SESSION) return ms_session_rewind(t->session, *reused, err);
     if (*from == FROM_START) {
         ms_timeline_forget(t);
         ms_session_reset(t->session);
@@ -213,14 +220,18 @@ static ms_status take(decoding *d, uint32_t id, ms_error *err) {
     if (ms_tokenizer_control_name(d->t->model->tokenizer, id)) d->reasoning = false;
     if (d->reasoning) d->out->reasoning_tokens++;
     MS_TRY(d->t->model->lane->parser->push(d->parser, id, &d->delta, &d->done, err));
+    d->done = d->done || ms_text_model_stops(d->t->model, id);
     return give_delta(d, false, err);
 }
 
 static ms_status decode(decoding *d, const float *logits, uint64_t limit, ms_error *err) {
     const ms_forward_options one = {.range = 1};
+    /* Ids behind the tokenizer's last one are padding of the matrices: no text. */
+    uint32_t vocab = d->t->model->info.vocab, ids = ms_tokenizer_ids(d->t->model->tokenizer);
+    if (ids > vocab) ids = vocab;
     for (;;) {
         uint32_t id;
-        MS_TRY(ms_sampler_pick(d->o->sampler, logits, d->t->model->info.vocab, &id, err));
+        MS_TRY(ms_sampler_pick(d->o->sampler, logits, ids, &id, err));
         MS_TRY(take(d, id, err));
         if (d->done || stopped(d) || d->out->generated.count >= limit) break;
         MS_TRY(ms_session_forward(d->t->session, &id, 1, &one, err));
@@ -251,9 +262,19 @@ static ms_status finish_reply(decoding *d, ms_error *err) {
     return ms_fail(err, MS_ERR_FORMAT, "the model's reply is malformed: %s", r->error);
 }
 
+static ms_status declare_tools(decoding *d, const ms_reply_parser_ops *ops, const ms_prompt *p, ms_error *err) {
+    static const ms_json_limits limits = {.max_depth = MS_JSON_MAX_DEPTH, .allow_nan = true};
+    ms_json_doc *doc = NULL;
+    MS_TRY(ms_json_parse(&doc, p->tools.data, p->tools.len, "declared tools", &limits, err));
+    ms_status status = ops->tools(d->parser, ms_json_root(doc), err);
+    ms_json_free(doc);
+    return status;
+}
+
 static ms_status generate(decoding *d, const ms_prompt *p, const float *logits, uint64_t limit, ms_error *err) {
     const ms_reply_parser_ops *ops = d->t->model->lane->parser;
     MS_TRY(ops->create(&d->parser, d->t->model->tokenizer, p->channel, err));
+    if (ops->tools && p->tools.len) MS_TRY(declare_tools(d, ops, p, err));
     d->reasoning = p->channel == MS_CHANNEL_THINK;
     ms_error first;
     ms_status status = decode(d, logits, limit, &first);

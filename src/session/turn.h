@@ -1,7 +1,7 @@
 /* turn.h: evaluates a prompt on a session and generates the reply.
  *
  * A timeline is a session with one state copy at the end of the last prompt.  Before a prompt is evaluated the timeline
- * goes to the longest prefix that it can reach exactly: the session as it is, the copy, or the beginning.  Ids are
+ * goes to the longest prefix that it can reach exactly: the session as it is or rewound, the copy, or the beginning.  Ids are
  * compared one by one; there is no other way to reuse state.
  *
  * Owns: the copy, its ids and logits.  Does not own: session, engine, text model.

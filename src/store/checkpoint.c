@@ -29,7 +29,9 @@ enum {
     MAX_INDEX_NODES = 1 << 23,
     MAX_SHARDS = 4096,
     MAX_SHARD_NAME = 255,
-    MAX_TENSOR_NAME = 1024
+    MAX_TENSOR_NAME = 1024,
+    MAX_METADATA = 16,
+    MAX_METADATA_NAME = 32
 };
 
 typedef struct shard {
@@ -39,6 +41,12 @@ typedef struct shard {
     int fd;
 } shard;
 
+/* A whole number of the index's metadata. */
+typedef struct metadata_number {
+    char name[MAX_METADATA_NAME];
+    uint64_t value;
+} metadata_number;
+
 struct ms_checkpoint {
     char *dir;
     char *names; /* all tensor names, NUL-terminated */
@@ -47,6 +55,8 @@ struct ms_checkpoint {
     shard *shards;
     size_t shard_count;
     ms_checkpoint_totals totals;
+    metadata_number metadata[MAX_METADATA];
+    size_t metadata_count;
 };
 
 /* ------------------------------------------------------------------ files */
@@ -279,6 +289,26 @@ static ms_status take_map(ms_checkpoint *c, shard_names *names, const ms_json *m
     return MS_OK;
 }
 
+/* Other members of the metadata mean nothing here. */
+static void take_metadata(ms_checkpoint *c, const ms_json *metadata) {
+    const ms_json *v = metadata && metadata->type == MS_JSON_OBJECT ? metadata->child : NULL;
+    for (; v && c->metadata_count < MAX_METADATA; v = v->next) {
+        metadata_number *m = &c->metadata[c->metadata_count];
+        if (v->key_len >= sizeof m->name || !ms_json_u64(v, &m->value)) continue;
+        memcpy(m->name, v->key, v->key_len + 1);
+        c->metadata_count++;
+    }
+}
+
+bool ms_checkpoint_metadata(const ms_checkpoint *c, const char *key, uint64_t *out) {
+    for (size_t i = 0; i < c->metadata_count; i++) {
+        if (strcmp(c->metadata[i].name, key) != 0) continue;
+        *out = c->metadata[i].value;
+        return true;
+    }
+    return false;
+}
+
 static ms_status read_index(ms_checkpoint *c, shard_names *names, const char *path, ms_tensor_needed_fn *needed,
                             void *arg, ms_error *err) {
     char *text = NULL;
@@ -288,6 +318,7 @@ static ms_status read_index(ms_checkpoint *c, shard_names *names, const char *pa
     ms_json_doc *doc = NULL;
     ms_status status = ms_json_parse(&doc, text, len, path, &limits, err);
     if (status == MS_OK) {
+        take_metadata(c, ms_json_get(ms_json_root(doc), "metadata"));
         const ms_json *map = ms_json_get(ms_json_root(doc), "weight_map");
         if (map && map->type == MS_JSON_OBJECT) status = take_map(c, names, map, path, needed, arg, err);
         else
@@ -457,6 +488,11 @@ ms_status ms_checkpoint_read(const ms_checkpoint *c, const ms_tensor *t, uint64_
     if (length == 0) return MS_OK;
     const shard *s = &c->shards[t->shard];
     return ms_file_pread_exact(s->fd, s->path, to, length, t->offset + at, err);
+}
+
+ms_status ms_checkpoint_read_shard(const ms_checkpoint *c, size_t number, uint64_t offset, void *to, size_t length,
+                                   ms_error *err) {
+    return ms_file_pread_exact(c->shards[number].fd, c->shards[number].path, to, length, offset, err);
 }
 
 /* "[3072, 1792]" */

@@ -54,6 +54,9 @@ typedef struct ms_checkpoint_totals {
 } ms_checkpoint_totals;
 void ms_checkpoint_get_totals(const ms_checkpoint *c, ms_checkpoint_totals *out);
 
+/* A whole number of the index's `metadata`; false: there is none of this name. */
+bool ms_checkpoint_metadata(const ms_checkpoint *c, const char *key, uint64_t *out);
+
 /* FNV-1a-64 over names, dtypes, shapes, and offsets of the directory and the shards' base names: the layout's
  * identity. */
 uint64_t ms_checkpoint_layout_digest(const ms_checkpoint *c);
@@ -61,6 +64,10 @@ uint64_t ms_checkpoint_layout_digest(const ms_checkpoint *c);
 /* Reads bytes [at, at + length) of a tensor's payload (buffered, any alignment, any thread). */
 ms_status ms_checkpoint_read(const ms_checkpoint *c, const ms_tensor *t, uint64_t at, void *to, size_t length,
                              ms_error *err);
+
+/* Reads bytes of an opened shard's file, at an expert's extent for instance. */
+ms_status ms_checkpoint_read_shard(const ms_checkpoint *c, size_t number, uint64_t offset, void *to, size_t length,
+                                   ms_error *err);
 
 /* Expected tensor, for checks that list all misses at once. */
 ms_status ms_checkpoint_expect(const ms_checkpoint *c, const char *name, ms_dtype dtype, unsigned dims,

@@ -51,11 +51,11 @@ static ms_status read_dtype(ms_safetensors_entry *e, const ms_json *v, spot at, 
 /* *bytes: shape times element size. */
 static ms_status read_shape(ms_safetensors_entry *e, uint64_t *bytes, const ms_json *v, spot at, ms_error *err) {
     if (!v || v->type != MS_JSON_ARRAY || v->count > MS_TENSOR_MAX_DIMS)
-        return fail_field(at, "shape", "an array of at most 4 integers", v, err);
+        return fail_field(at, "shape", "an array of at most 6 integers", v, err);
     uint64_t product = ms_dtype_bytes(e->dtype);
     for (const ms_json *d = v->child; d; d = d->next) {
         uint64_t n;
-        if (!ms_json_u64(d, &n)) return fail_field(at, "shape", "an array of at most 4 integers", v, err);
+        if (!ms_json_u64(d, &n)) return fail_field(at, "shape", "an array of at most 6 integers", v, err);
         if (!ms_mul_u64(product, n, &product)) return fail_field(at, "shape", "a size below 2^64 bytes", v, err);
         e->shape[e->dims++] = n;
     }

@@ -22,7 +22,7 @@ typedef enum ms_dtype {
 const char *ms_dtype_name(ms_dtype t);
 unsigned ms_dtype_bytes(ms_dtype t);
 
-enum { MS_TENSOR_MAX_DIMS = 4 };
+enum { MS_TENSOR_MAX_DIMS = 6 };
 
 #define MS_SAFETENSORS_PREFIX_BYTES 8u
 #define MS_SAFETENSORS_MAX_HEADER_BYTES UINT64_C(100000000)

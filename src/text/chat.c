@@ -32,18 +32,6 @@ void ms_segments_free(ms_segments *s) {
     *s = (ms_segments){0};
 }
 
-static bool control_id(const ms_tokenizer *t, const ms_segment *s, uint32_t *id) {
-    uint32_t first = ms_tokenizer_ranks(t);
-    for (uint32_t k = 0; k < MS_CONTROL_COUNT; k++) {
-        const char *name = ms_tokenizer_control_name(t, first + k);
-        if (name && strlen(name) == s->len && memcmp(name, s->text, s->len) == 0) {
-            *id = first + k;
-            return true;
-        }
-    }
-    return false;
-}
-
 ms_status ms_segments_encode(const ms_segments *s, const ms_tokenizer *t, ms_ids *out, ms_error *err) {
     for (size_t i = 0; i < s->count; i++) {
         const ms_segment *seg = &s->items[i];
@@ -52,7 +40,7 @@ ms_status ms_segments_encode(const ms_segments *s, const ms_tokenizer *t, ms_ids
             continue;
         }
         uint32_t id;
-        if (!control_id(t, seg, &id)) {
+        if (!ms_tokenizer_control_id(t, seg->text, seg->len, &id)) {
             return ms_fail(err, MS_ERR_INTERNAL, "segment %zu: expected the name of a control token, found \"%.60s\"",
                            i, seg->text);
         }

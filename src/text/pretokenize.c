@@ -104,6 +104,34 @@ static const uint8_t *white_space(const uint8_t *p, const uint8_t *end) {
     return last;
 }
 
+/* " ?[^\s\p{L}\p{N}]+[\r\n]*"; NULL: no match. */
+static const uint8_t *punctuation(const uint8_t *p, const uint8_t *end) {
+    unsigned size;
+    if (*p == ' ') p++;
+    if (!is_punctuation(class_at(p, end, &size))) return NULL;
+    do p += size;
+    while (is_punctuation(class_at(p, end, &size)));
+    while (is_line_end(p, end)) p++;
+    return p;
+}
+
+const char ms_pretoken_plain_pattern[] =
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|"
+    "\\s+(?!\\S)|\\s+";
+
+size_t ms_pretoken_plain_next(const uint8_t *text, size_t len) {
+    const uint8_t *end = text + len, *q = skip_contraction(text, end);
+    if (q != text) return (size_t)(q - text);
+    unsigned first, size, class = class_at(text, end, &first);
+    if (class & MS_UC_LETTER) return (size_t)(run_of(text, end, MS_UC_LETTER) - text);
+    if (class & MS_UC_NUMBER) return first;
+    q = text + first;
+    if (!is_line_end(text, end) && (class_at(q, end, &size) & MS_UC_LETTER))
+        return (size_t)(run_of(q, end, MS_UC_LETTER) - text);
+    if ((q = punctuation(text, end)) != NULL) return (size_t)(q - text);
+    return (size_t)(white_space(text, end) - text);
+}
+
 size_t ms_pretoken_next(const uint8_t *text, size_t len) {
     const uint8_t *end = text + len, *q;
     unsigned first, size;
@@ -115,13 +143,7 @@ size_t ms_pretoken_next(const uint8_t *text, size_t len) {
         for (int i = 1; i < 3 && (class_at(q, end, &size) & MS_UC_NUMBER); i++) q += size;
         return (size_t)(q - text);
     }
-    q = *text == ' ' ? text + 1 : text;
-    if (is_punctuation(class_at(q, end, &size))) {
-        do q += size;
-        while (is_punctuation(class_at(q, end, &size)));
-        while (is_line_end(q, end)) q++;
-        return (size_t)(q - text);
-    }
+    if ((q = punctuation(text, end)) != NULL) return (size_t)(q - text);
     return (size_t)(white_space(text, end) - text);
 }
 

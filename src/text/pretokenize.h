@@ -34,4 +34,8 @@ size_t ms_cutter_next(ms_cutter *c, const uint8_t *text, size_t len);
 /* Bytes of the first piece of the part text[0..len), len > 0.  Result 1..len. */
 size_t ms_pretoken_next(const uint8_t *text, size_t len);
 
+/* The same for another pattern, whose spelling this is: letters of any case, single digits, contractions by themselves. */
+extern const char ms_pretoken_plain_pattern[];
+size_t ms_pretoken_plain_next(const uint8_t *text, size_t len);
+
 #endif

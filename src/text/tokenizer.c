@@ -12,12 +12,14 @@
 #include "base/bytes.h"
 #include "base/utf8.h"
 #include "text/bpe_merge.h"
+#include "text/hf_tokenizer.h"
 #include "text/pretokenize.h"
 #include "text/rank_table.h"
 
 enum { NAME_BYTES = 32 };
 
 struct ms_tokenizer {
+    ms_hf *hf; /* a tokenizer.json; NULL: a rank file, which the rest is about */
     ms_rank_table ranks;
     uint64_t digest;
     char names[MS_CONTROL_COUNT][NAME_BYTES];
@@ -85,8 +87,22 @@ static int control_at(const ms_tokenizer *t, const uint8_t *p, size_t len) {
 }
 
 const char *ms_tokenizer_control_name(const ms_tokenizer *t, uint32_t id) {
+    if (t->hf) return ms_hf_added_name(t->hf, id);
     if (id < t->ranks.count || id - t->ranks.count >= MS_CONTROL_COUNT) return NULL;
     return t->names[id - t->ranks.count];
+}
+
+bool ms_tokenizer_control_id(const ms_tokenizer *t, const char *name, size_t len, uint32_t *id) {
+    if (t->hf) return ms_hf_added_id(t->hf, name, len, id);
+    if (len == 0) return false;
+    int offset = control_at(t, (const uint8_t *)name, len);
+    if (offset < 0 || t->name_bytes[offset] != len) return false;
+    *id = t->ranks.count + (uint32_t)offset;
+    return true;
+}
+
+bool ms_tokenizer_control_hidden(const ms_tokenizer *t, uint32_t id) {
+    return t->hf ? ms_hf_added_special(t->hf, id) : ms_tokenizer_control_name(t, id) != NULL;
 }
 
 /* "12" -> 12; plain decimal only. */
@@ -157,6 +173,20 @@ ms_status ms_tokenizer_parse(ms_tokenizer **out, const char *data, size_t len, c
     return MS_OK;
 }
 
+ms_status ms_tokenizer_parse_hf(ms_tokenizer **out, const char *data, size_t len, const char *name, ms_error *err) {
+    *out = NULL;
+    ms_tokenizer *t = calloc(1, sizeof *t);
+    if (t == NULL) return ms_fail_memory(err, "a tokenizer", sizeof *t);
+    ms_status status = ms_hf_parse(&t->hf, data, len, name, err);
+    if (status != MS_OK) {
+        free(t);
+        return status;
+    }
+    t->digest = ms_hf_digest(t->hf);
+    *out = t;
+    return MS_OK;
+}
+
 /* Only a regular file (or a link to one); O_NONBLOCK keeps a FIFO from waiting for a writer. */
 static ms_status open_rank_file(FILE **out, const char *path, ms_error *err) {
     struct stat st;
@@ -184,22 +214,37 @@ static ms_status read_rank_file(ms_text *out, FILE *file, const char *path, ms_e
     return MS_OK;
 }
 
-ms_status ms_tokenizer_open(ms_tokenizer **out, const char *rank_path, ms_error *err) {
+typedef ms_status parse_fn(ms_tokenizer **out, const char *data, size_t len, const char *name, ms_error *err);
+
+static ms_status open_with(parse_fn *parse, ms_tokenizer **out, const char *path, ms_error *err) {
     *out = NULL;
     FILE *file = NULL;
-    MS_TRY(open_rank_file(&file, rank_path, err));
+    MS_TRY(open_rank_file(&file, path, err));
     ms_text data = {0};
-    ms_status status = read_rank_file(&data, file, rank_path, err);
+    ms_status status = read_rank_file(&data, file, path, err);
     (void)fclose(file);
-    if (status == MS_OK) status = ms_tokenizer_parse(out, data.data, data.len, rank_path, err);
+    if (status == MS_OK) status = parse(out, data.data, data.len, path, err);
     ms_text_free(&data);
     return status;
+}
+
+ms_status ms_tokenizer_open(ms_tokenizer **out, const char *rank_path, ms_error *err) {
+    return open_with(ms_tokenizer_parse, out, rank_path, err);
+}
+
+ms_status ms_tokenizer_open_hf(ms_tokenizer **out, const char *path, ms_error *err) {
+    return open_with(ms_tokenizer_parse_hf, out, path, err);
 }
 
 void ms_tokenizer_close(ms_tokenizer *t) {
     if (t == NULL) return;
     ms_rank_table_clear(&t->ranks);
+    ms_hf_free(t->hf);
     free(t);
+}
+
+uint32_t ms_tokenizer_ids(const ms_tokenizer *t) {
+    return t->hf ? ms_hf_ids(t->hf) : t->ranks.count + MS_CONTROL_COUNT;
 }
 
 uint32_t ms_tokenizer_ranks(const ms_tokenizer *t) { return t->ranks.count; }
@@ -294,7 +339,8 @@ ms_status ms_tokenizer_encode_cut(const ms_tokenizer *t, const char *text, size_
         text = repaired.data;
         len = repaired.len;
     }
-    if (status == MS_OK) status = walk(&w, (const uint8_t *)text, len, special, limits, err);
+    if (status == MS_OK && t->hf) status = ms_hf_encode(t->hf, (const uint8_t *)text, len, special, out, err);
+    else if (status == MS_OK) status = walk(&w, (const uint8_t *)text, len, special, limits, err);
     if (status != MS_OK) out->count = before;
     ms_merge_space_clear(&e.space);
     ms_text_free(&repaired);
@@ -319,6 +365,7 @@ static ms_status note_end(void *arg, const uint8_t *piece, size_t len, int contr
 
 ms_status ms_tokenizer_pieces(const ms_tokenizer *t, const char *text, size_t len, bool special, ms_text *repaired,
                               ms_ids *ends, ms_error *err) {
+    if (t->hf) return ms_fail(err, MS_ERR_USAGE, "pieces are listed for rank files only");
     if (len > UINT32_MAX / 3) /* repair can triple a text, and ends are 32 bits wide */
         return ms_fail(err, MS_ERR_USAGE, "a text of %zu bytes is too long to list its pieces", len);
     size_t start = repaired->len;
@@ -332,6 +379,7 @@ ms_status ms_tokenizer_pieces(const ms_tokenizer *t, const char *text, size_t le
 /* ------------------------------------------------------------------ ids to text */
 
 const uint8_t *ms_tokenizer_token(const ms_tokenizer *t, uint32_t id, size_t *len) {
+    if (t->hf) return ms_hf_token(t->hf, id, len);
     if (id >= t->ranks.count) {
         *len = 0;
         return NULL;
@@ -352,10 +400,10 @@ ms_status ms_tokenizer_decode(const ms_tokenizer *t, const uint32_t *ids, size_t
         }
         const char *name = ms_tokenizer_control_name(t, ids[i]);
         if (name == NULL)
-            return ms_fail(err, MS_ERR_USAGE, "token id %u at position %zu is beyond the last id %u",
-                           (unsigned)ids[i], i, (unsigned)t->ranks.count + MS_CONTROL_COUNT - 1);
+            return ms_fail(err, MS_ERR_USAGE, "token id %u at position %zu is beyond the last id %u", (unsigned)ids[i], i,
+                           (unsigned)ms_tokenizer_ids(t) - 1);
         ms_utf8_stream_end(&stream, out);
-        if (names) ms_text_puts(out, name);
+        if (names || !ms_tokenizer_control_hidden(t, ids[i])) ms_text_puts(out, name);
     }
     ms_utf8_stream_end(&stream, out);
     if (out->failed) return ms_fail_memory(err, "decoded text", out->len);

@@ -1,8 +1,8 @@
-/* tokenizer.h: text to token ids and back, for tiktoken-style rank files.
+/* tokenizer.h: text to token ids and back, for tiktoken-style rank files and for tokenizer.json (hf_tokenizer.h).
  *
- * Rules: 400,000 code point and 25,000 run cuts, then the fixed pre-tokenizer pattern over Unicode 16.0
+ * Rules of a rank file: 400,000 code point and 25,000 run cuts, then the fixed pre-tokenizer pattern over Unicode 16.0
  * classes, then byte-pair merging by rank of the joined bytes.  n ranks are ids 0..n-1; 256 control ids
- * follow at n.. with fixed names.
+ * follow at n.. with fixed names.  Of a tokenizer.json the added tokens are the control ids.
  *
  * Owns: a tokenizer owns its tables; immutable after open.
  * Threads: encode, decode and lookups may run on many threads at once; a stream belongs to one.
@@ -15,6 +15,11 @@
 #include "base/json.h"
 
 typedef struct ms_tokenizer ms_tokenizer;
+
+typedef enum ms_tokenizer_kind {
+    MS_TOKENIZER_RANKS, /* a tiktoken-style rank file */
+    MS_TOKENIZER_HF     /* tokenizer.json: byte-level BPE with merges */
+} ms_tokenizer_kind;
 
 enum { MS_CONTROL_COUNT = 256 };
 /* offsets of control ids from the first one */
@@ -37,13 +42,22 @@ void ms_ids_free(ms_ids *ids);
 ms_status ms_tokenizer_open(ms_tokenizer **out, const char *rank_path, ms_error *err);
 /* The same from memory; `name` is for messages. */
 ms_status ms_tokenizer_parse(ms_tokenizer **out, const char *data, size_t len, const char *name, ms_error *err);
+/* The same for a tokenizer.json. */
+ms_status ms_tokenizer_open_hf(ms_tokenizer **out, const char *path, ms_error *err);
+ms_status ms_tokenizer_parse_hf(ms_tokenizer **out, const char *data, size_t len, const char *name, ms_error *err);
 void ms_tokenizer_close(ms_tokenizer *t);
 
-uint32_t ms_tokenizer_ranks(const ms_tokenizer *t);           /* n: the first control id */
+uint32_t ms_tokenizer_ids(const ms_tokenizer *t);             /* ids from here on have no token */
+uint32_t ms_tokenizer_ranks(const ms_tokenizer *t);           /* rank files: n, the first control id; else 0 */
 uint64_t ms_tokenizer_digest(const ms_tokenizer *t);          /* FNV-1a-64 over lengths and bytes of all tokens */
 const char *ms_tokenizer_control_name(const ms_tokenizer *t, uint32_t id); /* NULL when id is not a control id */
 
-/* Compares names in tokenizer_config.json's added_tokens_decoder with the built-in table; a difference is
+/* The control id of this name; false: there is none. */
+bool ms_tokenizer_control_id(const ms_tokenizer *t, const char *name, size_t len, uint32_t *id);
+/* Whether a control id leaves no text in a reply; false: its name is the text, as for `<think>`. */
+bool ms_tokenizer_control_hidden(const ms_tokenizer *t, uint32_t id);
+
+/* Rank files: compares names in tokenizer_config.json's added_tokens_decoder with the built-in table; a difference is
  * MS_ERR_FORMAT naming the id, both names and the file; so is a file without that key.  `config` is the parsed file. */
 ms_status ms_tokenizer_check_names(const ms_tokenizer *t, const ms_json *config, const char *file, ms_error *err);
 
@@ -55,18 +69,18 @@ ms_status ms_tokenizer_encode(const ms_tokenizer *t, const char *text, size_t le
 typedef struct ms_cut_limits {
     size_t chunk_chars, run_chars;
 } ms_cut_limits;
-/* Encoding with other limits: test data states some.  A limit of 0 is MS_ERR_USAGE. */
+/* Encoding with other limits: test data states some.  A limit of 0 is MS_ERR_USAGE.  A tokenizer.json has no limits. */
 ms_status ms_tokenizer_encode_cut(const ms_tokenizer *t, const char *text, size_t len, bool special,
                                   const ms_cut_limits *limits, ms_ids *out, ms_error *err);
-/* Splits only: appends to `ends` the byte end offset of each piece in the repaired text; for tests. */
+/* Splits only (rank files): appends to `ends` the byte end offset of each piece in the repaired text; for tests. */
 ms_status ms_tokenizer_pieces(const ms_tokenizer *t, const char *text, size_t len, bool special, ms_text *repaired,
                               ms_ids *ends, ms_error *err);
 
-/* Bytes of an ordinary token (id < n); NULL for control ids and larger. */
+/* Bytes of an ordinary token; NULL for control ids and ids without a token. */
 const uint8_t *ms_tokenizer_token(const ms_tokenizer *t, uint32_t id, size_t *len);
 
-/* Decodes a whole list; control ids give nothing, or their names when names is true.  Ids beyond n+255 are
- * MS_ERR_USAGE. */
+/* Decodes a whole list; control ids give nothing, or their names when names is true or they are not hidden.  Ids without
+ * a token are MS_ERR_USAGE. */
 ms_status ms_tokenizer_decode(const ms_tokenizer *t, const uint32_t *ids, size_t count, bool names, ms_text *out,
                               ms_error *err);
 

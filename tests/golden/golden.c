@@ -2,8 +2,9 @@
  *
  *     golden ROOT [BACKEND]
  *
- * A set is known by its files: a checkpoint with golden/NAME.json beside its config.json; encode, decode, render and parse case
- * files beside the rank file they name.  Prints one line a case and closes with "N passed, N failed".
+ * A set is known by its files: a checkpoint with golden/NAME.json, or golden.json and chat_cases.json, beside its
+ * config.json; encode, decode, render and parse case files beside the rank file they name; expert store samples,
+ * golden.json beside *.mzg2.  Prints one line a case and closes with "N passed, N failed".
  * Exit code 0 when nothing failed and something passed.
  */
 #include <dirent.h>
@@ -13,6 +14,8 @@
 #include <sys/stat.h>
 
 #include "k3_cases.h"
+#include "mimo_cases.h"
+#include "mzg2_cases.h"
 #include "text_encode_cases.h"
 #include "text_parse_cases.h"
 #include "text_render_cases.h"
@@ -64,7 +67,10 @@ static int visible(const struct dirent *d) { return d->d_name[0] != '.'; }
 
 static void walk(const char *dir, unsigned depth, totals *t) {
     char path[4096];
-    if (exists(dir, "config.json", path) && golden_k3_dir(dir, t->backend, count, t)) return;
+    if (exists(dir, "config.json", path) &&
+        (golden_k3_dir(dir, t->backend, count, t) || golden_mimo_dir(dir, t->backend, count, t)))
+        return;
+    if (exists(dir, "golden.json", path) && golden_mzg2_dir(dir, count, t)) return;
     if (exists(dir, "render.json", path) || exists(dir, "encode.json", path) || exists(dir, "parse.json", path))
         run_text_dir(dir, t);
     struct dirent **entries = NULL;

@@ -19,7 +19,7 @@ enum { DIM = 64, EXPERTS = 16, TOP = 3, ROWS = 3, HIDDEN = 64, INNER = 32 };
 static const ms_scratch_need small = {.rows = ROWS,
                                       .input_cols = 300,
                                       .mlp_width = 64,
-                                      .expert = {HIDDEN, INNER},
+                                      .expert = {.hidden = HIDDEN, .inner = INNER},
                                       .pairs = 2,
                                       .kda_heads = 1,
                                       .kda_dim = 16,
@@ -216,7 +216,7 @@ static void long_rows(void **state) {
 static void bad_expert(void **state) {
     (void)state;
     ms_backend *be = open_small(MS_PRECISION_FAST);
-    ms_expert_shape s = {HIDDEN, INNER};
+    ms_expert_shape s = {.hidden = HIDDEN, .inner = INNER};
     size_t bytes = ms_expert_bytes(s), packed = HIDDEN * INNER / 2, matrix = packed + HIDDEN * INNER / 32;
     uint8_t *staging, *slot = device(be, NULL, bytes);
     ms_error err;
@@ -230,7 +230,7 @@ static void bad_expert(void **state) {
     staging[3 + packed + 7] = 255;
     assert_int_equal(be->install(be, slot, staging + 3, s, &err), MS_ERR_FORMAT);
     assert_non_null(strstr(err.message, "w1 scale of row 3 group 1"));
-    assert_int_equal(be->install(be, slot, staging, (ms_expert_shape){33, 32}, &err), MS_ERR_INTERNAL);
+    assert_int_equal(be->install(be, slot, staging, (ms_expert_shape){.hidden = 33, .inner = 32}, &err), MS_ERR_INTERNAL);
     assert_int_equal(be->sync(be, &err), MS_OK);
     be->release(be, MS_MEM_STAGING, staging, bytes + 3);
     be->release(be, MS_MEM_DEVICE, slot, bytes);

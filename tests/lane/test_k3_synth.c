@@ -229,13 +229,11 @@ static void test_deterministic(void **state) {
     remove_dir(d);
 }
 
-/* A shard's bytes do not depend on where the writes are cut. */
-static void test_any_cut(void **state) {
-    (void)state;
+static void any_cut(const k3_synth_options *opt) {
     k3_config c = small_config();
     k3_synth_plan p = {0};
     ms_error err = {0};
-    assert_int_equal(k3_synth_plan_shard(&p, &c, false, 2, &err), MS_OK);
+    assert_int_equal(k3_synth_plan_shard(&p, &c, opt, 2, &err), MS_OK);
     size_t n = (size_t)k3_synth_plan_bytes(&p);
     uint8_t *whole = malloc(n), *pieces = malloc(n);
     assert_non_null(whole);
@@ -250,6 +248,59 @@ static void test_any_cut(void **state) {
     assert_memory_equal(whole, pieces, n);
     free(whole);
     free(pieces);
+    k3_synth_plan_free(&p);
+}
+
+/* A shard's bytes do not depend on where the writes are cut. */
+static void test_any_cut(void **state) {
+    (void)state;
+    any_cut(&(k3_synth_options){0});
+    any_cut(&(k3_synth_options){.gaussian = true});
+}
+
+/* Gaussian experts: in every group the largest code is 3, 4 or 6 (the scale is as small as can be), half of the zeros
+ * are negative, small codes are the most frequent, and scale bytes fit the codes of the same matrix. */
+static void test_gaussian(void **state) {
+    (void)state;
+    k3_config c = small_config();
+    c.latent = 512;
+    c.expert_inner = 256;
+    c.experts = c.top_k;
+    k3_synth_plan p = {0};
+    ms_error err = {0};
+    assert_int_equal(k3_synth_plan_shard(&p, &c, &(k3_synth_options){.gaussian = true}, 2, &err), MS_OK);
+    size_t n = (size_t)k3_synth_plan_bytes(&p);
+    uint8_t *bytes = malloc(n);
+    assert_non_null(bytes);
+    k3_synth_bytes(bytes, &p, 5, 0, n);
+    size_t seen[16] = {0}, groups = 0, scales = 0, scale_sum = 0;
+    for (size_t i = 0; i < p.count; i++) {
+        const k3_synth_tensor *t = &p.tensors[i];
+        const uint8_t *b = bytes + p.header.len + t->begin;
+        if (t->fill == K3_FILL_GAUSS_SCALES) {
+            for (size_t k = 0; k < t->bytes; k++, scales++) {
+                assert_in_range(b[k], 112, 128);
+                scale_sum += b[k];
+            }
+        }
+        if (t->fill != K3_FILL_GAUSS_CODES) continue;
+        for (size_t k = 0; k < t->bytes; k += 16, groups++) {
+            unsigned most = 0;
+            for (size_t j = 0; j < 32; j++) {
+                unsigned code = b[k + j / 2] >> (j % 2 ? 4 : 0) & 15;
+                seen[code]++;
+                if ((code & 7) > most) most = code & 7;
+            }
+            assert_in_range(most, 5, 7);
+        }
+    }
+    assert_true(groups > 0 && scales == groups);
+    assert_in_range(scale_sum / scales, 118, 122);
+    double zeros = (double)(seen[0] + seen[8]), all = (double)groups * 32;
+    assert_in_range((int)(1000 * (double)seen[8] / zeros), 490, 510);
+    assert_in_range((int)(1000 * zeros / all), 110, 140); /* measured on samples of real size: 0.125 */
+    assert_true(seen[1] > seen[5] && seen[5] > seen[7]);
+    free(bytes);
     k3_synth_plan_free(&p);
 }
 
@@ -377,6 +428,7 @@ int main(void) {
         cmocka_unit_test(test_official_totals),
         cmocka_unit_test(test_deterministic),
         cmocka_unit_test(test_any_cut),
+        cmocka_unit_test(test_gaussian),
         cmocka_unit_test(test_sparse),
         cmocka_unit_test(test_heads_above_channels),
         cmocka_unit_test(test_progress_and_cancel),

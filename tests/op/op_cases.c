@@ -8,7 +8,7 @@
 const ms_scratch_need op_scratch_need = {.rows = 40,
                                          .input_cols = 8300,
                                          .mlp_width = 700,
-                                         .expert = {512, 256},
+                                         .expert = {.hidden = 512, .inner = 256},
                                          .pairs = 160,
                                          .kda_heads = 3,
                                          .kda_dim = 128,
@@ -509,7 +509,7 @@ static void router_naive(const op_case *c, double *out) {
 static size_t experts_count(const op_case *c) { return (size_t)c->n * c->d[0]; }
 
 static uint8_t *expert_source(const op_case *c, uint32_t e) {
-    ms_expert_shape s = {c->d[0], c->d[1]};
+    ms_expert_shape s = {.hidden = c->d[0], .inner = c->d[1]};
     size_t bytes = ms_expert_bytes(s), groups = (size_t)s.hidden * s.inner / 32;
     uint8_t *source = malloc(bytes);
     if (!source) abort();
@@ -524,7 +524,7 @@ static uint8_t *expert_source(const op_case *c, uint32_t e) {
 }
 
 static void experts_run(ms_backend *be, const op_case *c, bool singles, float *out) {
-    ms_expert_shape s = {c->d[0], c->d[1]};
+    ms_expert_shape s = {.hidden = c->d[0], .inner = c->d[1]};
     uint32_t experts = c->d[2], k = c->d[3], rows[128], pairs[128];
     size_t hidden = s.hidden, n = c->n;
     float *z = values(n * hidden, 1, c->values), *y = values(n * k * hidden, 2, VALUES_LARGE);

@@ -277,7 +277,7 @@ static void test_beyond_scratch(void **state) {
     ms_scratch_need small = {.rows = 2,
                              .input_cols = 64,
                              .mlp_width = 64,
-                             .expert = {64, 32},
+                             .expert = {.hidden = 64, .inner = 32},
                              .pairs = 2,
                              .kda_heads = 1,
                              .kda_dim = 16,

@@ -15,8 +15,9 @@
 #include "base/bytes.h"
 #include "session/engine.h"
 
-static const char *const models[] = {"models/k3-nano", "tests/golden/k3/k3-tiny-a", "tests/golden/k3/k3-tiny-c"};
-enum { MODELS = 3, PROMPT = 70, STEPS = 6, ALL = 1000 };
+static const char *const models[] = {"models/k3-nano", "tests/golden/k3/k3-tiny-a", "tests/golden/k3/k3-tiny-c",
+                                     "tests/golden/mimo26/mimo-tiny"};
+enum { MODELS = 4, PROMPT = 70, STEPS = 6, ALL = 1000 };
 
 typedef struct setup {
     const char *label;
@@ -25,7 +26,7 @@ typedef struct setup {
     const char *kernels;
     uint32_t experts, staging, depth, range;
     unsigned threads;
-    bool buffered, no_uring, warm, reload;
+    bool buffered, no_uring, warm, reload, lookahead;
 } setup;
 
 typedef struct outcome {
@@ -92,6 +93,7 @@ static outcome run(const char *model, const setup *u) {
     o.threads = u->threads;
     o.buffered_reads = u->buffered;
     o.no_uring = u->no_uring;
+    o.no_lookahead = !u->lookahead;
     ok(ms_engine_open(&e, &o, &err), &err);
     ok(ms_session_create(&s, e, &err), &err);
 
@@ -145,6 +147,14 @@ static const setup variants[] = {
     {.label = "pread", .experts = 3, .no_uring = true},
     {.label = "warm cache", .experts = 4, .warm = true},
     {.label = "export and import", .experts = 4, .reload = true},
+    {.label = "lookahead, no slots", .experts = 0, .lookahead = true, .range = 1},
+    {.label = "lookahead, three slots", .experts = 3, .lookahead = true, .range = 1},
+    {.label = "lookahead, three slots, ranges", .experts = 3, .lookahead = true, .range = 5},
+    {.label = "lookahead, two threads", .experts = 2, .lookahead = true, .range = 1, .threads = 2},
+    {.label = "lookahead, two buffers", .experts = 1, .lookahead = true, .range = 1, .staging = 2},
+    {.label = "lookahead, depth 1", .experts = 2, .lookahead = true, .range = 1, .depth = 1},
+    {.label = "lookahead, pread", .experts = 2, .lookahead = true, .range = 1, .no_uring = true},
+    {.label = "lookahead, export and import", .experts = 4, .lookahead = true, .reload = true},
     {.label = "scalar kernels", .experts = ALL, .kernels = "scalar"},
     {.label = "scalar kernels, two threads, range 3", .experts = 2, .kernels = "scalar", .threads = 2, .range = 3},
     {.label = "avx2 kernels", .experts = ALL, .kernels = "avx2"},

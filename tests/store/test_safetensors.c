@@ -64,7 +64,7 @@ static const bad_case bad_cases[] = {
     {T("\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]"), 4, {"\"a\"", "expected 8 bytes", "found 4"}},
     {T("\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]"), 4, {"\"a\"", "shape", "found [-1]"}},
     {T("\"dtype\":\"F32\",\"shape\":[1.0],\"data_offsets\":[0,4]"), 4, {"\"a\"", "shape", "found [1.0]"}},
-    {T("\"dtype\":\"F32\",\"shape\":[1,1,1,1,1],\"data_offsets\":[0,4]"), 4, {"\"a\"", "shape", "at most 4"}},
+    {T("\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[0,4]"), 4, {"\"a\"", "shape", "at most 6"}},
     {T("\"dtype\":\"F32\",\"shape\":1,\"data_offsets\":[0,4]"), 4, {"\"a\"", "shape", "found 1"}},
     /* 2^62 x 4 bytes wraps to 0 */
     {T("\"dtype\":\"F32\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]"), 0, {"\"a\"", "shape", "2^64"}},

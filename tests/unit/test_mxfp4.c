@@ -33,7 +33,7 @@ static void test_known_answer(void **state) {
                                           0xbd00, 0x3c80, 0x3c00, 0xbc00, 0x3d00, 0x0000, 0xbc00, 0x3cc0,
                                           0x8000, 0x3d00, 0x3d00, 0xbc00, 0x8000, 0x3d40, 0x3cc0, 0x3cc0,
                                           0x3d00, 0xbc00, 0x3d40, 0xbcc0, 0xbcc0, 0x3d40, 0x0000, 0x3cc0};
-    ms_expert_shape s = {64, 32};
+    ms_expert_shape s = {.hidden = 64, .inner = 32};
     uint8_t *source = calloc(1, ms_expert_bytes(s)), *slot = malloc(ms_expert_bytes(s));
     assert_non_null(source);
     assert_non_null(slot);
@@ -57,13 +57,13 @@ static void test_scale_values(void **state) {
 
 static void test_shapes(void **state) {
     (void)state;
-    assert_int_equal(ms_expert_bytes((ms_expert_shape){3584, 3072}), 17547264);
-    assert_true(ms_expert_shape_valid((ms_expert_shape){32, 32}));
-    assert_false(ms_expert_shape_valid((ms_expert_shape){0, 32}));
-    assert_false(ms_expert_shape_valid((ms_expert_shape){32, 0}));
-    assert_false(ms_expert_shape_valid((ms_expert_shape){48, 32}));
-    assert_false(ms_expert_shape_valid((ms_expert_shape){32, 33}));
-    assert_false(ms_expert_shape_valid((ms_expert_shape){0xffffffe0u, 0xffffffe0u}));
+    assert_int_equal(ms_expert_bytes((ms_expert_shape){.hidden = 3584, .inner = 3072}), 17547264);
+    assert_true(ms_expert_shape_valid((ms_expert_shape){.hidden = 32, .inner = 32}));
+    assert_false(ms_expert_shape_valid((ms_expert_shape){.hidden = 0, .inner = 32}));
+    assert_false(ms_expert_shape_valid((ms_expert_shape){.hidden = 32, .inner = 0}));
+    assert_false(ms_expert_shape_valid((ms_expert_shape){.hidden = 48, .inner = 32}));
+    assert_false(ms_expert_shape_valid((ms_expert_shape){.hidden = 32, .inner = 33}));
+    assert_false(ms_expert_shape_valid((ms_expert_shape){.hidden = 0xffffffe0u, .inner = 0xffffffe0u}));
 }
 
 /* Where the formula puts group g of row r: tiles of 32 rows, w1 and w3 alternating, then w2. */
@@ -107,14 +107,14 @@ static void check_layout(ms_expert_shape s) {
 
 static void test_layout(void **state) {
     (void)state;
-    check_layout((ms_expert_shape){32, 32});
-    check_layout((ms_expert_shape){96, 64});
-    check_layout((ms_expert_shape){64, 160});
+    check_layout((ms_expert_shape){.hidden = 32, .inner = 32});
+    check_layout((ms_expert_shape){.hidden = 96, .inner = 64});
+    check_layout((ms_expert_shape){.hidden = 64, .inner = 160});
 }
 
 static void test_nan_scale(void **state) {
     (void)state;
-    ms_expert_shape s = {96, 64};
+    ms_expert_shape s = {.hidden = 96, .inner = 64};
     size_t groups_all = 96 * 64 / 32;
     static const struct {
         size_t matrix, row, group, groups;
@@ -148,7 +148,7 @@ static uint8_t *read_file(const char *path, size_t expected) {
 /* An independent slot image, which holds no negative zeros: code 8 stands as 0. */
 static void test_golden_slot(void **state) {
     (void)state;
-    ms_expert_shape s = {512, 256};
+    ms_expert_shape s = {.hidden = 512, .inner = 256};
     size_t bytes = ms_expert_bytes(s), groups_all = (size_t)s.hidden * s.inner / 32;
     assert_int_equal(bytes, 208896);
     uint8_t *source = read_file("tests/golden/mzg2/expert.bin", bytes), *slot = malloc(bytes);

@@ -749,6 +749,38 @@ static void large_reads(void **state) {
     assert_int_equal(unlink(big), 0);
 }
 
+static void queued_requests_can_be_withdrawn(void **state) {
+    (void)state;
+    for (int m = 0; m < MODES; m++) {
+        rig g;
+        open_rig(&g, &modes[m], 2, 2, 4000);
+        for (uint64_t tag = 0; tag < 10; tag++) submit(&g, tag % 2, tag * 4096, 4000, tag);
+        bool gone[10], withdrawn = false;
+        for (uint64_t tag = 0; tag < 10; tag++) {
+            gone[tag] = tag % 3 == 1 && ms_reader_withdraw(g.r, tag);
+            withdrawn |= gone[tag];
+        }
+        assert_true(withdrawn && !ms_reader_withdraw(g.r, 7) && !ms_reader_withdraw(g.r, 99));
+        unsigned seen = 0;
+        while (ms_reader_pending(g.r)) {
+            ms_read_done d;
+            ms_error err;
+            assert_int_equal(ms_reader_next(g.r, &d, &err), MS_OK);
+            assert_int_equal(d.status, MS_OK);
+            assert_false(gone[d.tag]);
+            expect_bytes(&d, d.tag % 2, d.tag * 4096, 4000);
+            assert_false(ms_reader_withdraw(g.r, d.tag));
+            ms_reader_release(g.r, d.buffer);
+            gone[d.tag] = true;
+            seen++;
+        }
+        for (unsigned tag = 0; tag < 10; tag++) assert_true(gone[tag]);
+        assert_true(seen < 10);
+        expect_idle(&g);
+        close_rig(&g);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_misalignment),
@@ -769,6 +801,7 @@ int main(void) {
         cmocka_unit_test(more_buffers_than_the_ring_registers),
         cmocka_unit_test(systems_that_refuse),
         cmocka_unit_test(large_reads),
+        cmocka_unit_test(queued_requests_can_be_withdrawn),
     };
     return cmocka_run_group_tests(tests, make_files, remove_files);
 }

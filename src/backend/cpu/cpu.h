@@ -19,6 +19,7 @@ enum {
     CPU_TILE = 32,           /* rows of an MXFP4 tile: one group of the next product */
     CPU_KDA_TOKENS = 16,     /* tokens whose conv outputs a KDA task holds at a time */
     CPU_MLA_HEADS = 8,       /* most heads of one MLA task */
+    CPU_GQA_HEADS = 16,      /* most query heads of one GQA task */
     CPU_MIX_SOURCES = 256    /* most sources of one mix */
 };
 
@@ -89,6 +90,17 @@ const float *cpu_vector(cpu_backend *c, const ms_weight *w, uint32_t dim, const 
 /* F32 data of a weight with at least `count` elements; NULL and a kept failure otherwise. */
 const float *cpu_f32(cpu_backend *c, const ms_weight *w, uint64_t count, const char *op, const char *what);
 
+/* out = act(g, u); out may be g. */
+static inline void cpu_activate(const ms_cpu_kernels *k, ms_situ act, float *out, const float *g, const float *u,
+                                size_t n) {
+    if (act.beta != 0.0f) {
+        k->situ(out, g, u, n, act.beta, act.linear_beta);
+        return;
+    }
+    k->gate(out, g, g, n);
+    k->scale_mul(out, out, 1.0f, u, n);
+}
+
 /* True when a product of this weight reads int8 inputs. */
 static inline bool cpu_quantised(const cpu_backend *c, const ms_weight *w, bool exact_input) {
     return cpu_fast(c) && w->format == MS_FORMAT_Q8 && !exact_input;
@@ -116,6 +128,7 @@ void cpu_mlp(ms_backend *be, float *out, const float *x, uint32_t n, const ms_we
 void cpu_add(ms_backend *be, float *sum, const float *a, const float *b, size_t count);
 void cpu_kda_range(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint32_t n);
 void cpu_mla_range(ms_backend *be, const ms_mla *mla, const ms_mla_io *io, uint32_t n);
+void cpu_gqa_range(ms_backend *be, const ms_gqa *gqa, const ms_gqa_io *io, uint32_t n);
 void cpu_router_topk(ms_backend *be, uint32_t *ids, float *weights, const float *x, uint32_t n, const ms_router *r);
 ms_status cpu_install(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, ms_error *err);
 void cpu_experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s);
@@ -127,5 +140,6 @@ void cpu_experts_reduce_norm(ms_backend *be, float *out, const float *y, const f
 /* Bytes of one worker's scratch that a family of operations needs; for the layout in cpu_scratch.c. */
 uint64_t cpu_kda_worker_floats(uint32_t dim, uint32_t taps);
 uint64_t cpu_mla_worker_floats(uint32_t extra, uint32_t value, uint32_t rank);
+uint64_t cpu_gqa_worker_floats(uint32_t group, uint32_t key, uint32_t value);
 
 #endif

@@ -81,15 +81,17 @@ void cpu_mix_norm(ms_backend *be, float *out, const ms_mix *mix, uint32_t n, uin
 
 /* ------------------------------------------------------------------ products */
 
-/* Row r of a Q8 weight as f32. */
+/* Row r of a Q8 or FP8 weight as f32. */
 static void decode_row(const cpu_backend *c, float *out, const ms_weight *w, uint32_t r) {
-    for (uint32_t g = 0; g < ms_q8_groups(w->cols); g++)
-        c->k->from_int8(out + (size_t)g * MS_Q8_WEIGHT_GROUP,
-                        (const int8_t *)w->data + ms_q8_data_offset(w->rows, w->cols, r, g),
-                        w->scales[ms_q8_scale_index(w->rows, w->cols, r, g)], ms_q8_group_cols(w->cols, g));
+    for (uint32_t g = 0; g < ms_q8_groups(w->cols); g++) {
+        size_t at = ms_q8_data_offset(w->rows, w->cols, r, g);
+        float *x = out + (size_t)g * MS_Q8_WEIGHT_GROUP, scale = w->scales[ms_q8_scale_index(w->rows, w->cols, r, g)];
+        if (w->format == MS_FORMAT_FP8) c->k->from_fp8(x, (const uint8_t *)w->data + at, scale, ms_q8_group_cols(w->cols, g));
+        else c->k->from_int8(x, (const int8_t *)w->data + at, scale, ms_q8_group_cols(w->cols, g));
+    }
 }
 
-/* Q8 rows as exact values: each is decoded once for all input rows, two at a time. */
+/* Such rows as exact values: each is decoded once for all input rows, two at a time. */
 static void decoded_rows(const cpu_backend *c, const ms_weight *w, const cpu_input *in, uint32_t x_first,
                          uint32_t x_count, uint32_t first, uint32_t last, float *out, size_t out_stride,
                          unsigned worker) {
@@ -116,6 +118,7 @@ void cpu_product_rows(const cpu_backend *c, const ms_weight *w, bool quantised, 
                         last - first, w->cols);
         break;
     case MS_FORMAT_Q8:
+    case MS_FORMAT_FP8:
         if (!quantised) {
             decoded_rows(c, w, in, x_first, x_count, first, last, out, out_stride, worker);
             break;
@@ -218,7 +221,7 @@ typedef struct mlp_job {
     cpu_input in;
 } mlp_job;
 
-/* Gate, up and SITU of 128 inner columns, which are one group of the down product's input. */
+/* Gate, up and activation of 128 inner columns, which are one group of the down product's input. */
 static void mlp_task(void *arg, size_t task, unsigned worker) {
     const mlp_job *j = arg;
     const cpu_backend *c = j->c;
@@ -235,7 +238,7 @@ static void mlp_task(void *arg, size_t task, unsigned worker) {
         for (uint32_t i = 0; i < count; i++) {
             size_t row = (size_t)x + i;
             float *act = s->act + row * width + first;
-            c->k->situ(act, gate + i * CPU_MLP_CHUNK, up + i * CPU_MLP_CHUNK, n, j->act.beta, j->act.linear_beta);
+            cpu_activate(c->k, j->act, act, gate + i * CPU_MLP_CHUNK, up + i * CPU_MLP_CHUNK, n);
             if (j->quantise_act)
                 c->k->quantize(s->act_q + row * width + first, s->act_s + row * groups + task, act, n, CPU_MLP_CHUNK);
         }

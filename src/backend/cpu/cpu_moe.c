@@ -76,7 +76,7 @@ void cpu_router_topk(ms_backend *be, uint32_t *ids, float *weights, const float 
     uint32_t experts = r->gate->rows;
     bool fits = n <= c->scratch.need.rows && experts <= c->scratch.need.router_experts;
     if (!cpu_need(c, fits, "router_topk", "rows or experts")) return;
-    if (!cpu_need(c, r->top_k <= experts && r->gate->format != MS_FORMAT_Q8, "router_topk", "gate or top_k")) return;
+    if (!cpu_need(c, r->top_k <= experts && !r->gate->scales, "router_topk", "gate or top_k")) return;
     router_job job = {c, r, cpu_f32(c, r->bias, experts, "router_topk", "bias"), ids, weights};
     if (!job.bias || n == 0) return;
     ms_product product = {.weight = r->gate, .out = c->scratch.router, .out_stride = experts, .exact_input = true};
@@ -175,7 +175,7 @@ static void inner_tile_fast(const experts_job *j, const ms_expert_batch *b, uint
         for (uint32_t i = 0; i < count; i++) {
             float *g = gate + i * CPU_TILE;
             size_t pair = b->pair[at + i];
-            c->k->situ(g, g, up + i * CPU_TILE, CPU_TILE, j->act.beta, j->act.linear_beta);
+            cpu_activate(c->k, j->act, g, g, up + i * CPU_TILE, CPU_TILE);
             c->k->quantize_split(s->e_q + pair * j->s.inner + tile * CPU_TILE, s->e_s + pair * out_groups + tile, g,
                                  CPU_TILE);
         }
@@ -193,7 +193,7 @@ static void inner_tile_exact(const experts_job *j, const ms_expert_batch *b, uin
         for (uint32_t i = 0; i < b->count; i++) {
             const float *z = s->z + (size_t)b->row[i] * j->s.hidden;
             float gate = c->k->dot(z, gate_row, j->s.hidden), up = c->k->dot(z, up_row, j->s.hidden);
-            c->k->situ(s->e_act + (size_t)b->pair[i] * j->s.inner + r, &gate, &up, 1, j->act.beta, j->act.linear_beta);
+            cpu_activate(c->k, j->act, s->e_act + (size_t)b->pair[i] * j->s.inner + r, &gate, &up, 1);
         }
     }
 }
@@ -280,7 +280,7 @@ void cpu_experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, c
 typedef struct reduce_job {
     const ms_cpu_kernels *k;
     float *out;
-    const float *y, *weights, *norm;
+    const float *y, *weights, *norm; /* norm: NULL for the bare sum */
     uint32_t per_row, hidden;
     float eps;
 } reduce_job;
@@ -292,6 +292,7 @@ static void reduce_task(void *arg, size_t i, unsigned worker) {
     memset(u, 0, j->hidden * sizeof *u);
     for (uint32_t e = 0; e < j->per_row; e++)
         j->k->axpy(u, j->weights[i * j->per_row + e], j->y + (i * j->per_row + e) * j->hidden, j->hidden);
+    if (!j->norm) return;
     float r = 1.0f / sqrtf(j->k->dot(u, u, j->hidden) / (float)j->hidden + j->eps);
     j->k->scale_mul(u, u, r, j->norm, j->hidden);
 }
@@ -299,6 +300,7 @@ static void reduce_task(void *arg, size_t i, unsigned worker) {
 void cpu_experts_reduce_norm(ms_backend *be, float *out, const float *y, const float *weights, uint32_t n, uint32_t k,
                              uint32_t hidden, const ms_weight *norm, float eps) {
     cpu_backend *c = cpu_of(be);
-    reduce_job job = {c->k, out, y, weights, cpu_vector(c, norm, hidden, "experts_reduce_norm"), k, hidden, eps};
-    if (job.norm) cpu_run(c, reduce_task, &job, n);
+    reduce_job job = {c->k, out, y, weights, NULL, k, hidden, eps};
+    if (norm && !(job.norm = cpu_vector(c, norm, hidden, "experts_reduce_norm"))) return;
+    cpu_run(c, reduce_task, &job, n);
 }

@@ -31,7 +31,8 @@ static uint64_t worker_floats(const cpu_scratch *s, const ms_scratch_need *need)
     uint64_t floats = 2 * s->max_cols + 2 * (uint64_t)CPU_X_BLOCK * CPU_MLP_CHUNK;
     floats = max_u64(floats, 2 * (uint64_t)need->router_experts);
     floats = max_u64(floats, cpu_kda_worker_floats(need->kda_dim, need->kda_taps));
-    return max_u64(floats, cpu_mla_worker_floats(need->mla_extra, need->mla_value, need->mla_rank));
+    floats = max_u64(floats, cpu_mla_worker_floats(need->mla_extra, need->mla_value, need->mla_rank));
+    return max_u64(floats, cpu_gqa_worker_floats(need->gqa_group, need->gqa_key, need->gqa_value));
 }
 
 static void layout(cpu_scratch *s, carver *v, const ms_backend *be, const ms_scratch_need *need) {

@@ -1,19 +1,21 @@
-/* cpu_weight.c: weights in the CPU's layouts: F32 and BF16 row-major, Q8 as quant/q8.h. */
+/* cpu_weight.c: weights in the CPU's layouts: F32 and BF16 row-major, Q8 and FP8 as quant/q8.h. */
 #include "backend/cpu/cpu.h"
 
 #include "base/bytes.h"
-#include "quant/q8.h"
+#include "quant/fp8.h"
 
 #include <stdlib.h>
 
 enum { FILL_ROWS = 8 };
 
+static bool has_scales(ms_format f) { return f == MS_FORMAT_Q8 || f == MS_FORMAT_FP8; }
+
 static uint64_t data_bytes(const ms_weight *w) {
-    return (uint64_t)w->rows * w->cols * (w->format == MS_FORMAT_Q8 ? 1 : w->format == MS_FORMAT_BF16 ? 2 : 4);
+    return (uint64_t)w->rows * w->cols * (has_scales(w->format) ? 1 : w->format == MS_FORMAT_BF16 ? 2 : 4);
 }
 
 static uint64_t scale_bytes(const ms_weight *w) {
-    return w->format == MS_FORMAT_Q8 ? (uint64_t)w->rows * ms_q8_groups(w->cols) * sizeof(float) : 0;
+    return has_scales(w->format) ? (uint64_t)w->rows * ms_q8_groups(w->cols) * sizeof(float) : 0;
 }
 
 ms_status cpu_weight_create(ms_backend *be, ms_weight *w, ms_format format, uint32_t rows, uint32_t cols,
@@ -24,8 +26,8 @@ ms_status cpu_weight_create(ms_backend *be, ms_weight *w, ms_format format, uint
     if (rows == 0 || cols == 0) return ms_fail(err, MS_ERR_FORMAT, "weight of %u x %u: expected a size", rows, cols);
     if (total >= SIZE_MAX) return ms_fail_memory(err, "weight", SIZE_MAX);
     w->data = cpu_memory_new((size_t)data_bytes(w), false);
-    if (w->data && format == MS_FORMAT_Q8) w->scales = cpu_memory_new((size_t)scale_bytes(w), false);
-    if (w->data && (w->scales || format != MS_FORMAT_Q8)) return MS_OK;
+    if (w->data && has_scales(format)) w->scales = cpu_memory_new((size_t)scale_bytes(w), false);
+    if (w->data && (w->scales || !has_scales(format))) return MS_OK;
     cpu_weight_destroy(be, w);
     return ms_fail_memory(err, "weight", (size_t)total);
 }
@@ -46,10 +48,21 @@ typedef struct fill_job {
     uint64_t *bad_row; /* [threads]: lowest row with a value that has no place, or UINT64_MAX */
 } fill_job;
 
-/* Columns [at, at + n), n <= 128, of source row i as f32.  The host rows need not be aligned. */
+/* The record of source row i, its scale of column `at`. */
+static const uint8_t *fp8_codes(const fill_job *job, uint32_t i, uint32_t at, float *scale) {
+    const uint8_t *record = (const uint8_t *)job->host + i * ms_fp8_record_bytes(job->w->cols);
+    memcpy(scale, record + at / MS_Q8_WEIGHT_GROUP * sizeof *scale, sizeof *scale);
+    return record + ms_q8_groups(job->w->cols) * sizeof *scale + at;
+}
+
+/* Columns [at, at + n), n <= 128 and of one group, of source row i as f32.  The host rows need not be aligned. */
 static void source_piece(const fill_job *job, float *x, uint32_t i, uint32_t at, uint32_t n) {
     size_t from = (size_t)i * job->w->cols + at;
-    if (job->source == MS_FORMAT_BF16) {
+    if (job->source == MS_FORMAT_FP8) {
+        float scale;
+        const uint8_t *codes = fp8_codes(job, i, at, &scale);
+        job->c->k->from_fp8(x, codes, scale, n);
+    } else if (job->source == MS_FORMAT_BF16) {
         uint16_t h[MS_Q8_WEIGHT_GROUP];
         memcpy(h, (const uint8_t *)job->host + from * sizeof *h, n * sizeof *h);
         job->c->k->from_bf16(x, h, n);
@@ -81,6 +94,18 @@ static bool store_piece(const fill_job *job, const float *x, uint32_t row, uint3
     return ok;
 }
 
+/* Codes stay as they are; x tells whether they are numbers. */
+static bool store_codes(const fill_job *job, const float *x, uint32_t i, uint32_t g, uint32_t n) {
+    ms_weight *w = job->w;
+    uint32_t row = job->first + i;
+    const uint8_t *codes = fp8_codes(job, i, g * MS_Q8_WEIGHT_GROUP,
+                                     w->scales + ms_q8_scale_index(w->rows, w->cols, row, g));
+    memcpy((uint8_t *)w->data + ms_q8_data_offset(w->rows, w->cols, row, g), codes, n);
+    bool ok = true;
+    for (uint32_t c = 0; c < n; c++) ok &= usable(w, x[c]);
+    return ok;
+}
+
 static void fill_task(void *arg, size_t task, unsigned worker) {
     const fill_job *job = arg;
     uint32_t from = (uint32_t)task * FILL_ROWS, to = from + FILL_ROWS < job->count ? from + FILL_ROWS : job->count;
@@ -89,7 +114,9 @@ static void fill_task(void *arg, size_t task, unsigned worker) {
         for (uint32_t g = 0; g < ms_q8_groups(job->w->cols); g++) {
             uint32_t n = ms_q8_group_cols(job->w->cols, g);
             source_piece(job, x, i, g * MS_Q8_WEIGHT_GROUP, n);
-            if (!store_piece(job, x, job->first + i, g, n) && job->bad_row[worker] > i) job->bad_row[worker] = i;
+            bool good = job->w->format == MS_FORMAT_FP8 ? store_codes(job, x, i, g, n)
+                                                        : store_piece(job, x, job->first + i, g, n);
+            if (!good && job->bad_row[worker] > i) job->bad_row[worker] = i;
         }
     }
 }
@@ -110,7 +137,8 @@ ms_status cpu_weight_fill(ms_backend *be, ms_weight *w, uint32_t first, uint32_t
     cpu_backend *c = cpu_of(be);
     if (first > w->rows || count > w->rows - first)
         return ms_fail(err, MS_ERR_INTERNAL, "weight rows %u + %u: the weight has %u", first, count, w->rows);
-    if (source == MS_FORMAT_Q8) return ms_fail(err, MS_ERR_INTERNAL, "weight source must be BF16 or F32");
+    if (source == MS_FORMAT_Q8 || (w->format == MS_FORMAT_FP8 && source != MS_FORMAT_FP8))
+        return ms_fail(err, MS_ERR_INTERNAL, "weight source must be BF16, F32 or FP8, and FP8 for FP8");
     uint64_t *bad_row = malloc(be->threads * sizeof *bad_row);
     if (!bad_row) return ms_fail_memory(err, "weight check", be->threads * sizeof *bad_row);
     for (unsigned i = 0; i < be->threads; i++) bad_row[i] = UINT64_MAX;
@@ -123,7 +151,7 @@ ms_status cpu_weight_fill(ms_backend *be, ms_weight *w, uint32_t first, uint32_t
 }
 
 const float *cpu_vector(cpu_backend *c, const ms_weight *w, uint32_t dim, const char *op) {
-    if (!cpu_need(c, (uint64_t)w->rows * w->cols >= dim && w->format != MS_FORMAT_Q8, op, "norm weight")) return NULL;
+    if (!cpu_need(c, (uint64_t)w->rows * w->cols >= dim && !has_scales(w->format), op, "norm weight")) return NULL;
     if (w->format == MS_FORMAT_F32) return w->data;
     if (!cpu_need(c, dim <= c->scratch.max_cols, op, "vector width")) return NULL;
     c->k->from_bf16(c->scratch.vector, w->data, dim);

@@ -87,6 +87,7 @@ typedef struct ms_cpu_kernels {
     void (*merge)(float *acc, float f, const float *part, float f_part, size_t n);    /* fma(acc, f, part * f_part) */
     void (*divide)(float *out, const float *x, float d, size_t n);                    /* x / d */
     void (*from_int8)(float *out, const int8_t *q, float scale, size_t n);            /* (float)q * scale */
+    void (*from_fp8)(float *out, const uint8_t *codes, float scale, size_t n);        /* e4m3 * scale */
     void (*to_bf16)(uint16_t *out, const float *x, size_t n);
     void (*from_bf16)(float *out, const uint16_t *x, size_t n);
     void (*round_bf16)(float *out, const float *x, size_t n);

@@ -35,7 +35,7 @@ static inline bool k3_is_moe(const k3_config *c, uint32_t layer) {
     return layer >= c->first_dense && layer % c->moe_freq == 0;
 }
 static inline ms_expert_shape k3_expert_shape(const k3_config *c) {
-    return (ms_expert_shape){c->latent, c->expert_inner};
+    return (ms_expert_shape){.hidden = c->latent, .inner = c->expert_inner, .order = MS_ORDER_W1_W2_W3};
 }
 
 /* True when the document's model_type is kimi_k3. */

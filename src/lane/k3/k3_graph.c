@@ -185,6 +185,24 @@ static void attention_mla(pass *p, uint32_t l) {
     p->be->project(p->be, o, p->n, &out, 1);
 }
 
+static ms_router router_of(const pass *p, uint32_t l) {
+    return (ms_router){.gate = part(p, l, K3_ROUTER),
+                       .bias = part(p, l, K3_ROUTER_BIAS),
+                       .top_k = p->c->top_k,
+                       .renormalize = p->c->renormalize,
+                       .scale = p->c->routed_scale};
+}
+
+static ms_moe_buffers moe_buffers(const pass *p) {
+    return (ms_moe_buffers){.ids = p->run->workspace[WS_IDS],
+                            .weights = ws(p, WS_WEIGHTS),
+                            .latent = ws(p, WS_LATENT),
+                            .pairs = ws(p, WS_PAIRS),
+                            .sum = ws(p, WS_SUM),
+                            .shared = ws(p, WS_SHARED),
+                            .host = p->run->workspace[WS_HOST]};
+}
+
 static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
     const k3_config *c = p->c;
     const ms_situ act = {c->situ_beta, c->situ_linear_beta};
@@ -197,11 +215,7 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
                         .dim = c->hidden,
                         .experts = c->experts,
                         .shape = k3_expert_shape(c),
-                        .router = {.gate = part(p, l, K3_ROUTER),
-                                   .bias = part(p, l, K3_ROUTER_BIAS),
-                                   .top_k = c->top_k,
-                                   .renormalize = c->renormalize,
-                                   .scale = c->routed_scale},
+                        .router = router_of(p, l),
                         .act = act,
                         .norm_eps = c->rms_eps,
                         .latent_down = part(p, l, K3_LATENT_DOWN),
@@ -210,13 +224,7 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
                         .shared_gate = part(p, l, K3_SHARED_GATE),
                         .shared_up = part(p, l, K3_SHARED_UP),
                         .shared_down = part(p, l, K3_SHARED_DOWN)};
-    const ms_moe_buffers buf = {.ids = p->run->workspace[WS_IDS],
-                                .weights = ws(p, WS_WEIGHTS),
-                                .latent = ws(p, WS_LATENT),
-                                .pairs = ws(p, WS_PAIRS),
-                                .sum = ws(p, WS_SUM),
-                                .shared = ws(p, WS_SHARED),
-                                .host = p->run->workspace[WS_HOST]};
+    const ms_moe_buffers buf = moe_buffers(p);
     const uint32_t *ids = NULL;
     ms_status st = ms_moe_forward(p->be, p->run->experts, moe_layer, &moe, &buf, p->branch, p->normed, p->n, &ids, err);
     if (st != MS_OK) return st;
@@ -231,6 +239,18 @@ static ms_mix mix_of(const pass *p, const ms_weight *score, uint32_t first_row) 
                     .block_count = p->blocks,
                     .prefix = p->prefix + skip,
                     .score = score};
+}
+
+/* What the router of the next layer would say if its attention added nothing.  Its reads run beside that attention. */
+static ms_status guess_next(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
+    const k3_config *c = p->c;
+    if (p->n != 1 || p->be->deferred || l + 1 >= c->layers || !k3_is_moe(c, l + 1)) return MS_OK;
+    if (!ms_expert_wants_guess(p->run->experts)) return MS_OK;
+    ms_mix m = mix_of(p, part(p, l + 1, K3_MLP_RES_NORM), 0);
+    p->be->mix_norm(p->be, p->normed, &m, 1, c->hidden, c->rms_eps, part(p, l + 1, K3_POST_NORM));
+    ms_router router = router_of(p, l + 1);
+    ms_moe_buffers buf = moe_buffers(p);
+    return ms_moe_guess(p->be, p->run->experts, moe_layer, &router, &buf, p->normed, err);
 }
 
 static ms_status layer(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
@@ -289,6 +309,7 @@ ms_status k3_forward(const ms_run *run, ms_error *err) {
     for (uint32_t l = 0; l < p.c->layers; l++) {
         MS_TRY(layer(&p, l, moe_layer, err));
         if (k3_is_moe(p.c, l)) moe_layer++;
+        MS_TRY(guess_next(&p, l, moe_layer, err));
         if (run->layer_done) MS_TRY(run->layer_done(run->layer_done_arg, l, err));
     }
     if (run->want_logits) MS_TRY(head(&p, err));

@@ -90,7 +90,8 @@ static ms_status parser_finish(void *p, ms_reply_delta *delta, ms_reply *out, ms
 }
 static void parser_destroy(void *p) { k3_parser_destroy(p); }
 
-static const ms_reply_parser_ops parser = {parser_create, parser_push, parser_finish, parser_destroy};
+static const ms_reply_parser_ops parser = {
+    .create = parser_create, .push = parser_push, .finish = parser_finish, .destroy = parser_destroy};
 
 static const char *const efforts[] = {"low", "medium", "high", "max", NULL};
 
@@ -112,10 +113,10 @@ const ms_lane ms_lane_k3 = {
     .forward = k3_forward,
     .render = k3_render,
     .parser = &parser,
-    .reply_grammar = k3_reply_grammar,
     .model_id = "moonshine",
     .efforts = efforts,
     .default_effort = "max",
     .dynamic_tools = true,
     .keeps_reasoning = true,
+    .reply_grammar = k3_reply_grammar,
 };

@@ -6,7 +6,7 @@
  */
 #include "lane/k3/k3_layout.h"
 
-#include "base/text.h"
+#include "lane/misses.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -193,36 +193,16 @@ uint32_t k3_moe_layers(const k3_config *c, uint32_t layers[K3_MAX_LAYERS]) {
 
 /* ------------------------------------------------------------------ the check */
 
-enum { MAX_LISTED = 20, NAME_SIZE = 160 };
-
-typedef struct misses {
-    ms_text list;
-    uint32_t listed, unlisted;
-} misses;
-
-static void note_miss(misses *m, const char *what) {
-    const size_t room = sizeof((ms_error *)0)->message - 80; /* for "and N more" and the reader's context */
-    if (m->listed == MAX_LISTED || (m->listed && m->list.len + strlen(what) + 2 > room)) {
-        m->unlisted++;
-        return;
-    }
-    if (m->listed++) ms_text_puts(&m->list, "; ");
-    ms_text_puts(&m->list, what);
-}
+enum { NAME_SIZE = 160 };
 
 static void check_part(const ms_checkpoint *c, const k3_config *cfg, uint32_t layer, k3_part part, uint8_t *seen,
-                       misses *m) {
+                       ms_misses *m) {
     char name[NAME_SIZE];
     k3_tensor_name(name, sizeof name, layer, part);
     k3_tensor_info info = k3_tensor_describe(cfg, layer, part);
     const ms_tensor *t = ms_checkpoint_find(c, name);
-    if (t) {
-        seen[t - ms_checkpoint_tensor(c, 0)] = 1;
-        if (info.alt_shape0 && t->dims == 1 && t->shape[0] == info.alt_shape0) info.shape[0] = info.alt_shape0;
-    }
-    ms_error error = {0};
-    if (ms_checkpoint_expect(c, name, info.dtype, info.dims, info.shape, NULL, &error) != MS_OK)
-        note_miss(m, error.message);
+    if (t && info.alt_shape0 && t->dims == 1 && t->shape[0] == info.alt_shape0) info.shape[0] = info.alt_shape0;
+    ms_misses_expect(m, c, name, info.dtype, info.dims, info.shape, seen);
 }
 
 /* Whether the name is exactly one that ms_expert_table_build looks for. */
@@ -241,25 +221,13 @@ static bool is_expert_name(const k3_config *cfg, const ms_expert_naming *naming,
 }
 
 static void check_unknown(const ms_checkpoint *c, const k3_config *cfg, const ms_expert_naming *naming,
-                          const uint8_t *seen, misses *m) {
+                          const uint8_t *seen, ms_misses *m) {
     size_t count = ms_checkpoint_tensor_count(c);
     for (size_t i = 0; i < count; i++) {
         const ms_tensor *t = ms_checkpoint_tensor(c, i);
         if (seen[i] || is_expert_name(cfg, naming, t->name)) continue;
-        ms_error error = {0};
-        (void)ms_fail(&error, MS_ERR_FORMAT, "unknown tensor \"%.200s\"", t->name);
-        note_miss(m, error.message);
+        ms_misses_unknown(m, t->name);
     }
-}
-
-static ms_status finish_misses(misses *m, const char *dir, ms_error *err) {
-    ms_status status = MS_OK;
-    if (m->list.failed) status = ms_fail_memory(err, "list of tensors", m->list.cap);
-    else if (m->unlisted)
-        status = ms_fail(err, MS_ERR_FORMAT, "%s: %s; and %u more", dir, m->list.data, (unsigned)m->unlisted);
-    else if (m->listed) status = ms_fail(err, MS_ERR_FORMAT, "%s: %s", dir, m->list.data);
-    ms_text_free(&m->list);
-    return status;
 }
 
 ms_status k3_layout_check(const ms_checkpoint *c, const k3_config *cfg, ms_expert_table *experts, ms_error *err) {
@@ -267,7 +235,7 @@ ms_status k3_layout_check(const ms_checkpoint *c, const k3_config *cfg, ms_exper
     uint8_t *seen = calloc(count ? count : 1, 1);
     if (!seen) return ms_fail_memory(err, "tensor marks", count);
 
-    misses m = {0};
+    ms_misses m = {0};
     for (uint32_t layer = 0; layer < cfg->layers; layer++) {
         for (k3_part part = 0; part < K3_LAYER_PARTS; part++) {
             if (k3_has_part(cfg, layer, part)) check_part(c, cfg, layer, part, seen, &m);
@@ -282,7 +250,7 @@ ms_status k3_layout_check(const ms_checkpoint *c, const k3_config *cfg, ms_exper
     ms_expert_table built = {0};
     ms_error error = {0};
     ms_status status = ms_expert_table_build(&built, c, &naming, layers, layer_count, cfg->experts, &error);
-    if (status == MS_ERR_FORMAT) note_miss(&m, error.message);
+    if (status == MS_ERR_FORMAT) ms_misses_note(&m, error.message);
     check_unknown(c, cfg, &naming, seen, &m);
     free(seen);
 
@@ -290,7 +258,7 @@ ms_status k3_layout_check(const ms_checkpoint *c, const k3_config *cfg, ms_exper
         ms_text_free(&m.list);
         if (err) *err = error;
     } else {
-        status = finish_misses(&m, ms_checkpoint_dir(c), err);
+        status = ms_misses_finish(&m, ms_checkpoint_dir(c), err);
     }
     if (status == MS_OK && experts) *experts = built;
     else ms_expert_table_free(&built);

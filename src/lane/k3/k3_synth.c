@@ -96,7 +96,7 @@ static ms_status measure(writer *w, bool keep_names, ms_error *err) {
     w->report = (k3_synth_report){.shards = w->shards};
     for (uint32_t i = 0; i < w->shards; i++) {
         k3_synth_plan p = {0};
-        MS_TRY(k3_synth_plan_shard(&p, w->cfg, w->opt->vision, i, err));
+        MS_TRY(k3_synth_plan_shard(&p, w->cfg, w->opt, i, err));
         w->report.tensors += p.count;
         w->report.payload_bytes += p.payload_bytes;
         w->report.shard_bytes += k3_synth_plan_bytes(&p);
@@ -294,7 +294,7 @@ static ms_status write_shard_data(writer *w, const k3_synth_plan *p, int fd, ms_
 
 static ms_status write_shard(writer *w, uint32_t number, ms_error *err) {
     k3_synth_plan p = {0};
-    MS_TRY(k3_synth_plan_shard(&p, w->cfg, w->opt->vision, number, err));
+    MS_TRY(k3_synth_plan_shard(&p, w->cfg, w->opt, number, err));
     int fd;
     ms_status status = create_file(w, p.file, &fd, err);
     if (status == MS_OK) {

@@ -2,7 +2,8 @@
  *
  * Files: model-NNNNN-of-NNNNNN.safetensors (one a layer, one for the rest, two with vision dummies when asked for),
  *   model.safetensors.index.json, config.json (last, so that an interrupted run leaves no loadable checkpoint).
- * Values: experts are random E2M1 codes with scale bytes that keep products near unit size, matrices are uniform with a
+ * Values: experts are random E2M1 codes with scale bytes that keep products near unit size, or, on demand, what rounding
+ *   Gaussian weights gives (as compressible as a trained model's); matrices are uniform with a
  *   variance of 1 / inputs, norm weights lie around 1.  Each 8-byte word is a function of seed, tensor name and
  *   place, so bytes depend neither on thread count nor on write order.
  * Sparse: real headers, holes for the payload (all weights read as zero): the full layout costs only its headers on
@@ -29,6 +30,7 @@ typedef struct k3_synth_report {
 typedef struct k3_synth_options {
     uint64_t seed;
     bool sparse;
+    bool gaussian;    /* experts as rounded Gaussian weights */
     bool vision;      /* two more shards with 3 + 165 tensors that the text path never reads */
     unsigned threads; /* 0: all processors */
     bool (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* false cancels; may be NULL */

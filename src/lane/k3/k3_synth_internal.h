@@ -9,7 +9,9 @@
 #include "lane/k3/k3_synth.h"
 #include "store/safetensors.h"
 
-typedef enum k3_fill { K3_FILL_UNIFORM, K3_FILL_CODES, K3_FILL_SCALES } k3_fill;
+typedef enum k3_fill {
+    K3_FILL_UNIFORM, K3_FILL_CODES, K3_FILL_SCALES, K3_FILL_GAUSS_CODES, K3_FILL_GAUSS_SCALES
+} k3_fill;
 
 typedef struct k3_synth_tensor {
     const char *name;
@@ -30,12 +32,24 @@ typedef struct k3_synth_plan {
     k3_synth_tensor *tensors; /* in payload order */
     size_t count, capacity;
     ms_text header; /* with the length field and padding */
+    float *normal;  /* k3_synth_normal_table; NULL without Gaussian experts */
     uint64_t payload_bytes;
 } k3_synth_plan;
 
+/* Word i of the random stream of a key: words need no predecessor. */
+uint64_t k3_synth_word(uint64_t key, uint64_t i);
+
+enum { K3_NORMAL_LEVELS = 65536 };
+/* [2 * K3_NORMAL_LEVELS], for the caller to free(); NULL: no memory. */
+float *k3_synth_normal_table(void);
+/* 8-byte words [word, word + words) of a matrix of Gaussian weights with `groups` groups a row: its codes, its scales. */
+void k3_synth_gauss_codes(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words, uint64_t groups);
+void k3_synth_gauss_scales(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words, uint64_t groups);
+
 uint32_t k3_synth_shard_count(const k3_config *c, bool vision);
 /* Plans shard `number` (0-based). */
-ms_status k3_synth_plan_shard(k3_synth_plan *out, const k3_config *c, bool vision, uint32_t number, ms_error *err);
+ms_status k3_synth_plan_shard(k3_synth_plan *out, const k3_config *c, const k3_synth_options *opt, uint32_t number,
+                             ms_error *err);
 void k3_synth_plan_free(k3_synth_plan *p);
 uint64_t k3_synth_plan_bytes(const k3_synth_plan *p);
 

@@ -88,7 +88,7 @@ static uint8_t scale_base(uint64_t inputs) {
     return (uint8_t)(127 - down - 2);
 }
 
-static ms_status add_experts(k3_synth_plan *p, const k3_config *c, uint32_t layer, ms_error *err) {
+static ms_status add_experts(k3_synth_plan *p, const k3_config *c, uint32_t layer, bool gaussian, ms_error *err) {
     ms_expert_naming naming;
     k3_expert_naming(c, &naming);
     for (uint32_t e = 0; e < c->experts; e++) {
@@ -97,12 +97,14 @@ static ms_status add_experts(k3_synth_plan *p, const k3_config *c, uint32_t laye
             (void)snprintf(name, sizeof name, "%smodel.layers.%u.block_sparse_moe.experts.%u.%s", k3_text_prefix,
                            (unsigned)layer, (unsigned)e, naming.suffix[i]);
             bool packed = i % 2 == 0;
+            k3_fill fill = packed ? K3_FILL_CODES : K3_FILL_SCALES;
+            if (gaussian) fill = packed ? K3_FILL_GAUSS_CODES : K3_FILL_GAUSS_SCALES;
             uint64_t groups = naming.shape[i][1];
             k3_synth_tensor t = {
                 .dtype = MS_DTYPE_U8,
                 .dims = 2,
                 .shape = {naming.shape[i][0], naming.shape[i][1]},
-                .fill = packed ? K3_FILL_CODES : K3_FILL_SCALES,
+                .fill = fill,
                 .scale_base = packed ? 0 : scale_base(groups * 32),
             };
             MS_TRY(add(p, name, &t, err));
@@ -183,7 +185,7 @@ static ms_status finish_plan(k3_synth_plan *p, ms_error *err) {
     return MS_OK;
 }
 
-static ms_status plan_tensors(k3_synth_plan *p, const k3_config *c, uint32_t number, ms_error *err) {
+static ms_status plan_tensors(k3_synth_plan *p, const k3_config *c, bool gaussian, uint32_t number, ms_error *err) {
     if (number == c->layers + 1) return plan_projector(p, c, err);
     if (number == c->layers + 2) return plan_tower(p, c, err);
     if (number == c->layers) {
@@ -193,16 +195,19 @@ static ms_status plan_tensors(k3_synth_plan *p, const k3_config *c, uint32_t num
     for (k3_part part = 0; part < K3_LAYER_PARTS; part++) {
         if (k3_has_part(c, number, part)) MS_TRY(add_part(p, c, number, part, err));
     }
-    return k3_is_moe(c, number) ? add_experts(p, c, number, err) : MS_OK;
+    return k3_is_moe(c, number) ? add_experts(p, c, number, gaussian, err) : MS_OK;
 }
 
 uint32_t k3_synth_shard_count(const k3_config *c, bool vision) { return c->layers + 1 + (vision ? 2 : 0); }
 
-ms_status k3_synth_plan_shard(k3_synth_plan *out, const k3_config *c, bool vision, uint32_t number, ms_error *err) {
+ms_status k3_synth_plan_shard(k3_synth_plan *out, const k3_config *c, const k3_synth_options *opt, uint32_t number,
+                              ms_error *err) {
     k3_synth_plan p = {0};
     (void)snprintf(p.file, sizeof p.file, "model-%05u-of-%06u.safetensors", (unsigned)(number + 1),
-                   (unsigned)k3_synth_shard_count(c, vision));
-    ms_status status = plan_tensors(&p, c, number, err);
+                   (unsigned)k3_synth_shard_count(c, opt->vision));
+    ms_status status = plan_tensors(&p, c, opt->gaussian, number, err);
+    if (status == MS_OK && opt->gaussian && !(p.normal = k3_synth_normal_table()))
+        status = ms_fail_memory(err, "normal quantiles", 2 * K3_NORMAL_LEVELS * sizeof *p.normal);
     if (status == MS_OK) status = finish_plan(&p, err);
     if (status == MS_OK) *out = p;
     else k3_synth_plan_free(&p);
@@ -213,6 +218,7 @@ void k3_synth_plan_free(k3_synth_plan *p) {
     ms_text_free(&p->names);
     ms_text_free(&p->header);
     free(p->tensors);
+    free(p->normal);
     *p = (k3_synth_plan){0};
 }
 
@@ -227,6 +233,8 @@ static inline uint64_t mix(uint64_t z) {
     return z ^ z >> 31;
 }
 #define GOLDEN UINT64_C(0x9e3779b97f4a7c15)
+
+uint64_t k3_synth_word(uint64_t key, uint64_t i) { return mix(key + i * GOLDEN); }
 
 /* ms_put_le64 as one store: not every compiler merges its eight. */
 static inline void store_word(uint8_t *out, uint64_t v) {
@@ -275,11 +283,13 @@ static void uniform_f32(uint8_t *out, uint64_t key, uint64_t word, size_t words,
     }
 }
 
-static void fill_words(uint8_t *out, const k3_synth_tensor *t, const uint16_t *levels, uint64_t key, uint64_t word,
+static void fill_words(uint8_t *out, const k3_synth_tensor *t, const float *normal, const uint16_t *levels, uint64_t key, uint64_t word,
                        size_t words) {
     switch (t->fill) {
     case K3_FILL_CODES: codes(out, key, word, words); break;
     case K3_FILL_SCALES: scales(out, key, word, words, t->scale_base); break;
+    case K3_FILL_GAUSS_CODES: k3_synth_gauss_codes(out, normal, key, word, words, t->shape[1] / 16); break;
+    case K3_FILL_GAUSS_SCALES: k3_synth_gauss_scales(out, normal, key, word, words, t->shape[1]); break;
     case K3_FILL_UNIFORM:
         if (t->dtype == MS_DTYPE_BF16) uniform_bf16(out, key, word, words, levels);
         else uniform_f32(out, key, word, words, t->mean, t->amplitude);
@@ -288,8 +298,12 @@ static void fill_words(uint8_t *out, const k3_synth_tensor *t, const uint16_t *l
 }
 
 /* Bytes [from, to) of a tensor; words at the edges are made whole and cut. */
-static void fill_tensor(uint8_t *out, const k3_synth_tensor *t, uint64_t seed, uint64_t from, uint64_t to) {
-    const uint64_t key = mix(seed + GOLDEN) ^ ms_fnv1a64(MS_FNV1A64_INIT, t->name, strlen(t->name));
+static void fill_tensor(uint8_t *out, const k3_synth_tensor *t, const float *normal, uint64_t seed, uint64_t from,
+                        uint64_t to) {
+    size_t named = strlen(t->name);
+    if (t->fill == K3_FILL_GAUSS_CODES || t->fill == K3_FILL_GAUSS_SCALES) /* one key for both tensors of a matrix */
+        while (named > 0 && t->name[named - 1] != '.') named--;
+    const uint64_t key = mix(seed + GOLDEN) ^ ms_fnv1a64(MS_FNV1A64_INIT, t->name, named);
     uint16_t levels[LEVELS];
     if (t->fill == K3_FILL_UNIFORM && t->dtype == MS_DTYPE_BF16) make_levels(levels, t->mean, t->amplitude);
     uint8_t edge[8];
@@ -298,12 +312,12 @@ static void fill_tensor(uint8_t *out, const k3_synth_tensor *t, uint64_t seed, u
         uint64_t word = at / 8;
         size_t skip = (size_t)(at % 8), left = (size_t)(to - at);
         if (skip == 0 && left >= 8) {
-            fill_words(out + (at - from), t, levels, key, word, left / 8);
+            fill_words(out + (at - from), t, normal, levels, key, word, left / 8);
             at += left / 8 * 8;
             continue;
         }
         size_t n = left < 8 - skip ? left : 8 - skip;
-        fill_words(edge, t, levels, key, word, 1);
+        fill_words(edge, t, normal, levels, key, word, 1);
         memcpy(out + (at - from), edge + skip, n);
         at += n;
     }
@@ -339,7 +353,7 @@ void k3_synth_bytes(uint8_t *out, const k3_synth_plan *p, uint64_t seed, uint64_
         const k3_synth_tensor *t = &p->tensors[i];
         uint64_t inside = from - t->begin, rest = t->bytes - inside;
         size_t n = rest < length ? (size_t)rest : length;
-        fill_tensor(out, t, seed, inside, inside + n);
+        fill_tensor(out, t, p->normal, seed, inside, inside + n);
         out += n;
         from += n;
         length -= n;

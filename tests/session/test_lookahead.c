@@ -1,0 +1,201 @@
+/* Guessed reads: taken by the request when right, forgotten when wrong, harmless when they fail. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+
+#include "engine_util.h"
+
+enum { MOST = 64 };
+
+static void open_rig(rig *r, const char *model, uint32_t slots, uint32_t staging, bool no_uring) {
+    ms_engine_options o;
+    ms_engine_options_default(&o, model);
+    o.context = 64;
+    o.threads = 1;
+    o.experts = slots;
+    o.staging = staging;
+    o.no_uring = no_uring;
+    rig_open(r, &o);
+}
+
+static ms_engine_stats stats_of(const rig *r) {
+    ms_engine_stats s;
+    ms_engine_get_stats(r->e, &s);
+    return s;
+}
+
+/* Slots of the experts hold what a read of each alone puts there. */
+static void request(rig *r, uint32_t layer, const uint32_t *ids, uint32_t count) {
+    ms_expert_ready ready[MOST];
+    ms_error err;
+    uint32_t seen = 0, got;
+    ok(ms_expert_request(r->e->experts, layer, ids, NULL, count, &err), &err);
+    const ms_expert_table *t = &r->e->model.experts;
+    uint8_t *source = malloc(t->expert_bytes), *back = malloc(t->expert_bytes);
+    assert_true(source && back);
+    do {
+        ok(ms_expert_next(r->e->experts, ready, &got, &err), &err);
+        for (uint32_t i = 0; i < got; i++) {
+            const ms_expert_extent *x = &t->extents[(size_t)layer * t->expert_count + ids[ready[i].index]];
+            int fd = open(ms_checkpoint_shard_path(r->e->model.checkpoint, x->shard), O_RDONLY | O_CLOEXEC);
+            assert_true(fd >= 0);
+            assert_int_equal(pread(fd, source, t->expert_bytes, (off_t)x->offset), t->expert_bytes);
+            close(fd);
+            ms_expert_extract(back, ready[i].slot, r->e->model.info.expert_shape);
+            assert_memory_equal(source, back, t->expert_bytes);
+        }
+        seen += got;
+    } while (got);
+    assert_int_equal(seen, count);
+    ms_expert_end(r->e->experts);
+}
+
+static void right_and_wrong(void **state) {
+    (void)state;
+    for (int pread_only = 0; pread_only < 2; pread_only++) {
+        rig r;
+        open_rig(&r, NANO, 2, 8, pread_only);
+        ms_expert_service *s = r.e->experts;
+        const uint32_t a[] = {0, 1, 2}, b[] = {1, 3, 4, 5}, c[] = {6}, d[] = {7};
+        request(&r, 0, a, 3);
+        ms_expert_guess(s, 1, a, 3);
+        request(&r, 1, b, 4); /* expert 1 was guessed */
+        ms_engine_stats x = stats_of(&r);
+        assert_int_equal(x.guessed_reads, 3);
+        assert_int_equal(x.guesses_used, 1);
+        ms_expert_guess(s, 1, c, 1); /* another layer comes */
+        request(&r, 0, c, 1);
+        ms_expert_guess(s, 1, c, 1); /* and a second guess instead of the first */
+        ms_expert_guess(s, 1, d, 1);
+        request(&r, 1, d, 1);
+        x = stats_of(&r);
+        assert_int_equal(x.guessed_reads, 6);
+        assert_int_equal(x.guesses_used, 2);
+        ms_expert_guess(s, 1, d, 1); /* resident: nothing to read */
+        assert_int_equal(stats_of(&r).guessed_reads, 6);
+        ms_expert_guess(s, 1, c, 1); /* under way when the service is looked at, and when it is closed */
+        service_is_sound(&r);
+        ms_expert_guess(s, 1, a, 3);
+        rig_close(&r);
+    }
+}
+
+static void limits(void **state) {
+    (void)state;
+    const uint32_t many[] = {0, 1, 2, 3, 4, 5, 6, 7}, bad[] = {0, 100000};
+    rig r;
+    open_rig(&r, NANO, 0, 4, false);
+    ms_expert_guess(r.e->experts, 0, many, 8); /* half of the buffers */
+    assert_int_equal(stats_of(&r).guessed_reads, 2);
+    request(&r, 0, many, 8);
+    assert_int_equal(stats_of(&r).guesses_used, 2);
+    ms_expert_guess(r.e->experts, 0, bad, 2);
+    ms_expert_guess(r.e->experts, 100000, many, 2);
+    assert_int_equal(stats_of(&r).guessed_reads, 2);
+    for (int i = 0; i < 50; i++) { /* wrong ones in flight pile up no further than that */
+        ms_expert_guess(r.e->experts, 1, many, 8);
+        request(&r, 0, many + i % 8, 1);
+        service_is_sound(&r);
+    }
+    rig_close(&r);
+    open_rig(&r, NANO, 0, 1, false); /* one buffer: none to spare */
+    assert_false(ms_expert_wants_guess(r.e->experts));
+    ms_expert_guess(r.e->experts, 0, many, 8);
+    assert_int_equal(stats_of(&r).guessed_reads, 0);
+    rig_close(&r);
+}
+
+static void bad_guesses_pause(void **state) {
+    (void)state;
+    const uint32_t a[] = {0, 1, 2, 3}, b[] = {4, 5, 6, 7};
+    rig r;
+    open_rig(&r, NANO, 0, 16, false);
+    uint32_t made = 0, rounds = 200;
+    for (uint32_t i = 0; i < rounds; i++) {
+        if (ms_expert_wants_guess(r.e->experts)) {
+            ms_expert_guess(r.e->experts, 0, a, 4);
+            made++;
+        }
+        request(&r, 0, b, 4);
+    }
+    assert_true(made > 16 && made < rounds / 2); /* given up, and tried again */
+    made = 0;
+    for (uint32_t i = 0; i < rounds; i++) {
+        if (ms_expert_wants_guess(r.e->experts)) {
+            ms_expert_guess(r.e->experts, 0, b, 4);
+            made++;
+        }
+        request(&r, 0, b, 4);
+    }
+    assert_true(made > rounds / 2); /* and taken up again for good */
+    rig_close(&r);
+}
+
+static void failing_guesses(void **state) {
+    (void)state;
+    const uint32_t a[] = {0, 1}, b[] = {2, 3};
+    ms_expert_ready ready[MOST];
+    ms_error err;
+    uint32_t got;
+    rig r;
+    open_rig(&r, NANO, 1, 8, false);
+    ms_expert_service *s = r.e->experts;
+    for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 2, EIO);
+    ms_expert_guess(s, 0, a, 2); /* both fail, and were wrong: nobody is told */
+    for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 0, EIO);
+    request(&r, 0, b, 2);
+    service_is_sound(&r);
+    for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 1, EIO);
+    ms_expert_guess(s, 0, a, 2); /* one fails, and was right */
+    for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 0, EIO);
+    ok(ms_expert_request(s, 0, a, NULL, 2, &err), &err);
+    ms_status st = MS_OK;
+    for (got = 1; got && st == MS_OK;) st = ms_expert_next(s, ready, &got, &err);
+    REFUSED(st, &err, MS_ERR_IO, "layer ", "expert ", "Input/output error");
+    ms_expert_end(s);
+    service_is_sound(&r);
+    request(&r, 0, a, 2);
+    rig_close(&r);
+}
+
+/* Through the model: guesses are made, some are right, and the result is that of a run without. */
+static void whole_model(void **state) {
+    (void)state;
+    uint64_t want = 0;
+    for (int on = 0; on < 2; on++) {
+        ms_engine_options o;
+        ms_error err;
+        rig r;
+        uint32_t ids[40];
+        ms_engine_options_default(&o, NANO);
+        o.context = 64;
+        o.threads = 1;
+        o.experts = 4;
+        o.no_lookahead = !on;
+        rig_open(&r, &o);
+        some_ids(ids, 40, r.vocab);
+        for (int i = 0; i < 40; i++) ok(ms_session_forward(r.s, ids + i, 1, NULL, &err), &err);
+        ms_engine_stats x = stats_of(&r);
+        if (on) {
+            assert_int_equal(fingerprint_with_logits(&r), want);
+            assert_true(x.guessed_reads > 100 && x.guesses_used > 20 && x.guesses_used <= x.guessed_reads);
+        } else {
+            want = fingerprint_with_logits(&r);
+            assert_int_equal(x.guessed_reads, 0);
+        }
+        service_is_sound(&r);
+        rig_close(&r);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(right_and_wrong), cmocka_unit_test(limits),      cmocka_unit_test(bad_guesses_pause),
+        cmocka_unit_test(failing_guesses), cmocka_unit_test(whole_model),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
