@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "quant/mxfp4.h"
+#include "store/mzg2.h"
 
 /* FP8: e4m3 codes with a f32 scale for each 128 inputs of a row (quant/fp8.h). */
 typedef enum ms_format { MS_FORMAT_F32, MS_FORMAT_BF16, MS_FORMAT_Q8, MS_FORMAT_FP8 } ms_format;
@@ -226,6 +227,10 @@ struct ms_backend {
                                ms_error *err);
     /* *done == false: not finished yet, ask again (never with `wait`). */
     ms_status (*install_end)(ms_backend *be, uint32_t ticket, bool wait, bool *done, ms_error *err);
+    /* A compressed expert to a slot, on all threads; returns when it is done.  NULL where slots are no host memory: the caller
+     * decodes and uploads. */
+    ms_status (*install_block)(ms_backend *be, void *slot, const ms_mzg2_block *block, const ms_mzg2_tables *tables,
+                               ms_error *err);
     /* Prepares z [n][hidden] for experts_run calls until the next experts_begin. */
     void (*experts_begin)(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s);
     /* y [pairs][hidden]: pair results of the given batches. */

@@ -4,6 +4,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "nn/block_install.h"
 
 enum {
     AHEAD_MAX = 32,    /* guessed reads under way */
@@ -46,6 +47,7 @@ struct ms_expert_service {
     uint8_t *scratch;        /* device, scratch_count experts */
     uint8_t *staging;
     size_t buffer_bytes;
+    ms_block_install *blocks; /* NULL: experts are read as source bytes */
 
     /* the open request */
     bool open, hits_given;
@@ -79,7 +81,7 @@ uint64_t ms_expert_slot_bytes_total(const ms_expert_table *t, const ms_expert_se
 }
 
 uint64_t ms_expert_staging_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
-    return (uint64_t)o->staging * ms_reader_buffer_bytes((size_t)t->expert_bytes);
+    return (uint64_t)o->staging * ms_reader_buffer_bytes((size_t)t->read_bytes);
 }
 
 uint64_t ms_expert_scratch_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
@@ -92,16 +94,21 @@ uint64_t ms_expert_table_bytes_total(const ms_expert_table *t, const ms_expert_s
     return request + extents + ms_cache_table_bytes(t->layer_count, t->expert_count, o->slots);
 }
 
-static ms_status add_expert_files(ms_expert_service *s, const ms_checkpoint *c, ms_error *err) {
-    size_t shards = ms_checkpoint_shard_count(c);
-    s->file_of_shard = malloc((shards ? shards : 1) * sizeof *s->file_of_shard);
-    if (!s->file_of_shard) return ms_fail_memory(err, "shard table", shards * sizeof *s->file_of_shard);
-    for (size_t i = 0; i < shards; i++) s->file_of_shard[i] = UINT32_MAX;
+/* The file of an expert's extent. */
+static const char *extent_path(const ms_expert_service *s, const ms_expert_extent *x) {
+    return s->table->store ? ms_mzg2_store_path(s->table->store, x->shard) : ms_checkpoint_shard_path(s->checkpoint, x->shard);
+}
+
+static ms_status add_expert_files(ms_expert_service *s, ms_error *err) {
+    size_t files = s->table->store ? s->table->layer_count : ms_checkpoint_shard_count(s->checkpoint);
+    s->file_of_shard = malloc((files ? files : 1) * sizeof *s->file_of_shard);
+    if (!s->file_of_shard) return ms_fail_memory(err, "shard table", files * sizeof *s->file_of_shard);
+    for (size_t i = 0; i < files; i++) s->file_of_shard[i] = UINT32_MAX;
     uint64_t n = (uint64_t)s->table->layer_count * s->table->expert_count;
     for (uint64_t i = 0; i < n; i++) {
-        uint16_t shard = s->table->extents[i].shard;
-        if (s->file_of_shard[shard] != UINT32_MAX) continue;
-        MS_TRY(ms_reader_add_file(s->reader, ms_checkpoint_shard_path(c, shard), &s->file_of_shard[shard], err));
+        const ms_expert_extent *x = &s->table->extents[i];
+        if (s->file_of_shard[x->shard] != UINT32_MAX) continue;
+        MS_TRY(ms_reader_add_file(s->reader, extent_path(s, x), &s->file_of_shard[x->shard], err));
     }
     return MS_OK;
 }
@@ -136,7 +143,7 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
     s->options = *options;
     s->expert_bytes = table->expert_bytes;
     s->scratch_count = scratch_slots(table, options);
-    s->buffer_bytes = ms_reader_buffer_bytes((size_t)table->expert_bytes);
+    s->buffer_bytes = ms_reader_buffer_bytes((size_t)table->read_bytes);
     if (options->lookahead) {
         uint32_t most = options->staging / 2 < options->read_depth ? options->staging / 2 : options->read_depth;
         s->ahead_limit = most < AHEAD_MAX ? most : AHEAD_MAX;
@@ -150,11 +157,14 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
                                 .buffer_bytes = s->buffer_bytes,
                                 .buffered = options->buffered,
                                 .no_uring = options->no_uring,
+                                .bytes_per_second = options->read_limit,
                                 .warn = options->warn,
                                 .warn_arg = options->warn_arg};
         st = ms_reader_create(&s->reader, &ro, err);
     }
-    if (st == MS_OK) st = add_expert_files(s, c, err);
+    if (st == MS_OK) st = add_expert_files(s, err);
+    if (st == MS_OK && table->store)
+        st = ms_block_install_create(&s->blocks, be, table->store, options->shape, err);
     if (st != MS_OK) {
         ms_expert_service_destroy(s);
         return st;
@@ -168,6 +178,7 @@ void ms_expert_service_destroy(ms_expert_service *s) {
     if (s->open) ms_expert_end(s);
     ms_reader_destroy(s->reader); /* before its staging goes */
     ms_cache_destroy(s->cache);
+    ms_block_install_destroy(s->blocks);
     ms_backend *be = s->backend;
     if (s->layer_slots)
         for (uint32_t l = 0; l < s->table->layer_count; l++)
@@ -194,7 +205,7 @@ static int by_place(const void *a, const void *b) {
 static ms_read_request read_of(const ms_expert_service *s, uint32_t layer, uint32_t expert, uint64_t tag) {
     const ms_expert_extent *x = &s->table->extents[(size_t)layer * s->table->expert_count + expert];
     return (ms_read_request){
-        .file = s->file_of_shard[x->shard], .offset = x->offset, .length = s->expert_bytes, .tag = tag};
+        .file = s->file_of_shard[x->shard], .offset = x->offset, .length = x->bytes, .tag = tag};
 }
 
 /* ------------------------------------------------------------------ lookahead */
@@ -367,7 +378,7 @@ static ms_status finish(ms_expert_service *s, uint32_t index, ms_status st, ms_e
         return MS_OK;
     }
     const ms_expert_extent *x = &s->table->extents[(size_t)s->layer * s->table->expert_count + w->expert];
-    ms_error_context(err, "%s", ms_checkpoint_shard_path(s->checkpoint, x->shard));
+    ms_error_context(err, "%s", extent_path(s, x));
     fail_context(s, w->expert, err);
     if (fill) {
         (void)ms_cache_abort(s->cache, s->layer, w, true, NULL);
@@ -406,13 +417,16 @@ static ms_status take(ms_expert_service *s, const ms_read_done *done, ms_expert_
     }
     uint8_t *slot = w->kind == MS_WANT_FILL ? slot_address(s, w->slot) : s->scratch + s->next_scratch * s->expert_bytes;
     uint32_t ticket;
-    ms_status st = s->backend->install_begin(s->backend, slot, done->data, s->options.shape, &ticket, err);
-    if (st != MS_OK) {
+    ms_status st;
+    if (s->blocks) st = ms_block_install_run(s->blocks, slot, s->layer, w->expert, done->data, err);
+    else st = s->backend->install_begin(s->backend, slot, done->data, s->options.shape, &ticket, err);
+    if (st != MS_OK || s->blocks) { /* a block is in its slot already */
         ms_reader_release(s->reader, done->buffer);
-        return finish(s, i, st, err);
+        MS_TRY(finish(s, i, st, err));
+    } else {
+        s->installs[(s->first_install + s->install_count) % MS_INSTALLS] = (installing){i, ticket, done->buffer};
+        s->install_count++;
     }
-    s->installs[(s->first_install + s->install_count) % MS_INSTALLS] = (installing){i, ticket, done->buffer};
-    s->install_count++;
     if (w->kind != MS_WANT_FILL) s->next_scratch = (s->next_scratch + 1) % MS_SCRATCH_SLOTS;
     *ready = (ms_expert_ready){.index = i, .slot = slot};
     s->left--;
@@ -472,6 +486,7 @@ void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {
     *out = (ms_engine_stats){.expert_accesses = c.accesses,
                              .expert_hits = c.hits,
                              .expert_fills = c.fills,
+                             .decode_ns = s->blocks ? ms_block_install_ns(s->blocks) : 0,
                              .expert_streams = c.streams,
                              .expert_evictions = c.evictions,
                              .expert_reads = r.reads,

@@ -32,6 +32,7 @@ typedef struct ms_expert_service_options {
     uint32_t read_depth;
     bool buffered, no_uring;
     bool lookahead; /* ms_expert_guess does something */
+    uint64_t read_limit; /* bytes a second; 0: none */
     void (*warn)(void *arg, const char *text);
     void *warn_arg;
 } ms_expert_service_options;

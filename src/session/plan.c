@@ -6,8 +6,10 @@
 #include "backend/loader.h"
 #include "base/bytes.h"
 #include "base/memory_limit.h"
+#include "nn/block_install.h"
 #include "session/loader.h"
 #include "session/session_internal.h"
+#include "session/store_choice.h"
 
 /* Code, libraries and heap slack: a chat program with one thread and a small vocabulary peaks (VmHWM) 3.3 MB above its
  * planned buffers; other C libraries may need more. */
@@ -168,6 +170,10 @@ static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *
     add(l, HOST, g_process, "expert tables", ms_expert_table_bytes_total(&m->experts, &eo));
     add(l, HOST, g_process, "tensor directory",
         ms_checkpoint_tensor_count(m->checkpoint) * (sizeof(ms_tensor) + DIRECTORY_NAME_BYTES));
+    if (m->store) {
+        uint64_t own = ms_block_install_bytes(m->info.expert_shape, l->plan->has_device);
+        add(l, HOST, g_process, "compressed store", sum_or_max(own, ms_mzg2_store_memory(m->store)));
+    }
     add(l, HOST, g_process, "text tables", (uint64_t)m->info.vocab * TEXT_BYTES_PER_ID);
     add(l, HOST, g_process, "threads", (uint64_t)threads * THREAD_BYTES);
     add(l, HOST, g_process, "program", PROCESS_BASE_BYTES);
@@ -237,7 +243,7 @@ ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_op
 
 ms_status ms_plan_create(ms_plan **out, const ms_engine_options *options, ms_error *err) {
     ms_model m;
-    MS_TRY(ms_model_open(&m, options->model, err));
+    MS_TRY(ms_model_open_for(&m, options, err));
     ms_engine_options resolved;
     ms_status st = ms_plan_for_model(out, &m, options, &resolved, NULL, err);
     ms_model_close(&m);
