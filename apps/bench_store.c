@@ -277,7 +277,7 @@ int ms_bench_store(int argc, char **argv) {
     ms_error err;
     ms_status st;
     if (r.arg_count == 0) {
-        st = bench_codec((ms_expert_shape){flags.hidden, flags.inner}, model_flags.threads, &err);
+        st = bench_codec((ms_expert_shape){.hidden = flags.hidden, .inner = flags.inner}, model_flags.threads, &err);
     } else {
         const char *model = ms_command_model(set.program, &r, 0);
         if (!model) return 2;

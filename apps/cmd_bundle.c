@@ -64,7 +64,7 @@ static int run_build(int argc, char **argv) {
     ms_error err;
     ms_bundle_report report;
     if (ms_model_open(&m, r.args[0], &err) != MS_OK) return ms_command_fail(set.program, &err);
-    const ms_mzg2_source s = {.checkpoint = m.checkpoint, .experts = &m.experts, .shape = m.info.expert_shape, .lane = m.lane->name};
+    const ms_mzg2_source s = ms_mzg2_source_of(m.checkpoint, &m.experts, m.info.expert_shape, m.lane->name);
     job_progress p = job_progress_begin();
     ms_interrupt_watch();
     const ms_mzg2_job_options o = {.jobs = f.jobs, .signs = f.signs, .progress = job_progress_show, .progress_arg = &p};

@@ -36,8 +36,7 @@ static ms_status open_bundled_store(ms_model *m, const char *dir, ms_error *err)
     char path[4096];
     int n = snprintf(path, sizeof path, "%s/%s", dir, ms_bundle_store_name);
     if (n < 0 || (size_t)n >= sizeof path) return ms_fail(err, MS_ERR_USAGE, "path too long: %s", dir);
-    const ms_mzg2_source source = {
-        .checkpoint = m->checkpoint, .experts = &m->experts, .shape = m->info.expert_shape, .lane = m->lane->name};
+    const ms_mzg2_source source = ms_mzg2_source_of(m->checkpoint, &m->experts, m->info.expert_shape, m->lane->name);
     MS_TRY(ms_mzg2_store_open(&m->store, path, &source, b->store_sha, err));
     ms_mzg2_store_bind(m->store, &m->experts);
     return MS_OK;

@@ -20,8 +20,7 @@ enum { PATH_BYTES = 4096, MAX_READS = 32, READ_DEPTH = 8 };
 static const char auto_word[] = "auto";
 
 static ms_mzg2_source source_of(const ms_model *m) {
-    return (ms_mzg2_source){
-        .checkpoint = m->checkpoint, .experts = &m->experts, .shape = m->info.expert_shape, .lane = m->lane->name};
+    return ms_mzg2_source_of(m->checkpoint, &m->experts, m->info.expert_shape, m->lane->name);
 }
 
 /* ------------------------------------------------------------------ measuring */

@@ -19,7 +19,7 @@ typedef struct setup {
     const char *label;
     ms_precision precision;
     ms_static_format format;
-    const char *kernels;
+    const char *kernels, *backend; /* NULL: the best of the CPU */
     uint32_t experts, staging, depth, range;
     unsigned threads;
     bool buffered, no_uring, warm, reload, lookahead;
@@ -84,6 +84,7 @@ static inline outcome run(const char *model, const setup *u) {
     o.precision = u->precision;
     o.static_format = u->format;
     o.kernels = u->kernels;
+    o.backend = u->backend;
     o.context = PROMPT + STEPS + 30;
     if (u->experts != ALL) o.experts = u->experts;
     o.staging = u->staging;
