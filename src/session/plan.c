@@ -165,17 +165,19 @@ static void plan_experts(ledger *l, const ms_model *m, const ms_engine_options *
     add(l, DEVICE, g_staging, "expert scratch slots", ms_expert_scratch_bytes_total(&m->experts, &eo));
 }
 
-static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *o, unsigned threads) {
+static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *o, const ms_backend *be) {
     ms_expert_service_options eo = {.slots = o->experts};
     add(l, HOST, g_process, "expert tables", ms_expert_table_bytes_total(&m->experts, &eo));
     add(l, HOST, g_process, "tensor directory",
         ms_checkpoint_tensor_count(m->checkpoint) * (sizeof(ms_tensor) + DIRECTORY_NAME_BYTES));
     if (m->store) {
-        uint64_t own = ms_block_install_bytes(m->info.expert_shape, l->plan->has_device);
-        add(l, HOST, g_process, "compressed store", sum_or_max(own, ms_mzg2_store_memory(m->store)));
+        uint64_t host, device;
+        ms_block_install_bytes(be, m->info.expert_shape, &host, &device);
+        add(l, HOST, g_process, "compressed store", sum_or_max(host, ms_mzg2_store_memory(m->store)));
+        add(l, DEVICE, g_staging, "compressed expert", device);
     }
     add(l, HOST, g_process, "text tables", (uint64_t)m->info.vocab * TEXT_BYTES_PER_ID);
-    add(l, HOST, g_process, "threads", (uint64_t)threads * THREAD_BYTES);
+    add(l, HOST, g_process, "threads", (uint64_t)be->threads * THREAD_BYTES);
     add(l, HOST, g_process, "program", PROCESS_BASE_BYTES);
 }
 
@@ -200,7 +202,7 @@ static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o,
     if (st == MS_OK) st = plan_state(&l, m, o, err);
     if (st == MS_OK) st = plan_workspace(&l, m, o, be, err);
     if (st != MS_OK) return st;
-    plan_process(&l, m, o, be->threads);
+    plan_process(&l, m, o, be);
     if (l.failed) return ms_fail_memory(err, "plan", 0);
     return MS_OK;
 }
