@@ -7,6 +7,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "backend/loader.h"
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/pool.h"
 #include "bench.h"
@@ -38,6 +40,11 @@ static const ms_option options[] = {
 };
 
 /* ------------------------------------------------------------------ the codec */
+
+static void on_log(void *arg, const char *line) {
+    (void)arg;
+    fprintf(stderr, "%s\n", line);
+}
 
 typedef struct coding {
     ms_expert_shape shape;
@@ -159,7 +166,66 @@ static ms_status decode_parallel(coding *c, unsigned threads, ms_error *err) {
     return st;
 }
 
-static ms_status bench_codec(ms_expert_shape shape, unsigned threads, ms_error *err) {
+/* On a device: DEVICE_EXPERTS at a time, blocks and tables there already. */
+static ms_status decode_device(coding *c, const char *name, ms_error *err) {
+    enum { DEVICE_EXPERTS = MS_DECODE_BATCH, ROUNDS = 20 };
+    ms_backend *be = NULL;
+    const ms_backend_options bo = {.name = name, .precision = MS_PRECISION_FAST, .log = on_log};
+    MS_TRY(ms_backend_open(&be, &bo, err));
+    size_t block = ms_mzg2_block_max_bytes(c->shape), bytes[3] = {DEVICE_EXPERTS * c->bytes, EXPERTS * block, sizeof *c->tables + 4096};
+    uint8_t *dev[3] = {NULL};
+    ms_status st = be->decode_blocks ? MS_OK : ms_fail(err, MS_ERR_UNSUPPORTED, "backend %s does not decode", be->name);
+    for (int i = 0; st == MS_OK && i < 3; i++) st = be->alloc(be, MS_MEM_DEVICE, bytes[i], "experts", (void **)&dev[i], err);
+    if (st == MS_OK) {
+        uint32_t bad[DEVICE_EXPERTS], *dev_bad = (uint32_t *)(void *)(dev[2] + ms_align_up(sizeof *c->tables, 64));
+        void *slots[DEVICE_EXPERTS];
+        const uint8_t *blocks[DEVICE_EXPERTS];
+        memset(bad, 0xff, sizeof bad);
+        for (int i = 0; i < DEVICE_EXPERTS; i++) {
+            slots[i] = dev[0] + (size_t)i * c->bytes;
+            blocks[i] = dev[1] + (size_t)(i % EXPERTS) * block;
+        }
+        for (int i = 0; i < EXPERTS; i++) be->upload(be, dev[1] + (size_t)i * block, c->block[i], c->stored[i]);
+        be->upload(be, dev[2], c->tables, sizeof *c->tables);
+        be->upload(be, dev_bad, bad, sizeof bad);
+        uint64_t best[3] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+        for (int round = 0; st == MS_OK && round < 3 * ROUNDS; round++) { /* sixteen, one, a copy in turn */
+            st = be->sync(be, err);
+            uint64_t t = ms_clock_ns();
+            if (round % 3 < 2)
+                be->decode_blocks(be, slots, blocks, round % 3 ? 1 : DEVICE_EXPERTS, (const ms_mzg2_tables *)(const void *)dev[2],
+                                  c->shape, dev_bad);
+            else
+                be->copy(be, dev[0], dev[0] + DEVICE_EXPERTS / 2 * c->bytes, DEVICE_EXPERTS / 2 * c->bytes);
+            if (st == MS_OK) st = be->sync(be, err);
+            t = ms_clock_ns() - t;
+            if (t < best[round % 3]) best[round % 3] = t;
+        }
+        be->download(be, bad, dev_bad, sizeof bad);
+        be->download(be, c->slot, slots[DEVICE_EXPERTS - 1], c->bytes);
+        if (st == MS_OK) st = be->sync(be, err);
+        uint8_t *want = st == MS_OK ? malloc(c->bytes) : NULL;
+        ms_mzg2_block b;
+        if (want) st = ms_mzg2_block_open(&b, c->block[1], c->stored[1], 1, c->shape, err);
+        if (want && st == MS_OK) st = ms_mzg2_decode(ms_mzg2_codec_find(NULL), want, &b, c->tables, err);
+        for (int i = 0; st == MS_OK && i < DEVICE_EXPERTS; i++)
+            if (bad[i] != UINT32_MAX) st = ms_fail(err, MS_ERR_INTERNAL, "expert %d: fault %08x on the device", i, (unsigned)bad[i]);
+        if (st == MS_OK && (!want || memcmp(want, c->slot, c->bytes) != 0))
+            st = ms_fail(err, MS_ERR_INTERNAL, "the device decodes to other bytes");
+        free(want);
+        double copy = rate((double)(DEVICE_EXPERTS / 2) * (double)c->bytes, best[2]);
+        if (st == MS_OK)
+            printf("decode, %s: %.1f GB/s, %d experts at a time; %.1f GB/s, one; hash included, checked; its copies %.0f GB/s\n", be->name,
+                   rate((double)DEVICE_EXPERTS * (double)c->bytes, best[0]) / 1e9, (int)DEVICE_EXPERTS,
+                   rate((double)c->bytes, best[1]) / 1e9, copy / 1e9);
+    }
+    for (int i = 0; i < 3; i++)
+        if (dev[i]) be->release(be, MS_MEM_DEVICE, dev[i], bytes[i]);
+    be->destroy(be);
+    return st;
+}
+
+static ms_status bench_codec(ms_expert_shape shape, unsigned threads, const char *device, ms_error *err) {
     static const char *const names[] = {"scalar", "avx2", "avx512"};
     coding c = {.shape = shape};
     if (!ms_expert_shape_valid(shape)) return ms_fail(err, MS_ERR_USAGE, "--latent, --inner: expected multiples of 32");
@@ -176,6 +242,7 @@ static ms_status bench_codec(ms_expert_shape shape, unsigned threads, ms_error *
         double copy = copy_rate(&c);
         for (int i = 0; st == MS_OK && i < 3; i++) st = decode_with(&c, names[i], copy, err);
         if (st == MS_OK) st = decode_parallel(&c, threads, err);
+        if (st == MS_OK && device && strcmp(device, "cpu") != 0) st = decode_device(&c, device, err);
     }
     for (int i = 0; i < EXPERTS; i++) free(c.block[i]);
     free(c.experts);
@@ -190,11 +257,6 @@ typedef struct figure {
     double tokens_s, read_rate, decode_share, wait_share;
     char store[8];
 } figure;
-
-static void on_log(void *arg, const char *line) {
-    (void)arg;
-    fprintf(stderr, "%s\n", line);
-}
 
 static ms_status decode_tokens(figure *f, const ms_engine_options *o, uint32_t tokens, ms_error *err) {
     ms_engine *e = NULL;
@@ -277,7 +339,7 @@ int ms_bench_store(int argc, char **argv) {
     ms_error err;
     ms_status st;
     if (r.arg_count == 0) {
-        st = bench_codec((ms_expert_shape){.hidden = flags.hidden, .inner = flags.inner}, model_flags.threads, &err);
+        st = bench_codec((ms_expert_shape){.hidden = flags.hidden, .inner = flags.inner}, model_flags.threads, model_flags.backend, &err);
     } else {
         const char *model = ms_command_model(set.program, &r, 0);
         if (!model) return 2;
