@@ -10,6 +10,7 @@ int ms_bench_shape(int argc, char **argv);
 int ms_bench_load(int argc, char **argv);
 int ms_bench_disk(int argc, char **argv);
 int ms_bench_replay(int argc, char **argv);
+int ms_bench_store(int argc, char **argv);
 int ms_bench_decode(int argc, char **argv);
 int ms_bench_prefill(int argc, char **argv);
 

@@ -42,13 +42,16 @@ static ms_status open_files(ms_probe_files *f, const char *path, ms_error *err) 
     if (S_ISDIR(st.st_mode)) {
         MS_TRY(ms_model_open(&f->model, path, err));
         f->has_model = true;
-        n = ms_checkpoint_shard_count(f->model.checkpoint);
+        n = f->model.store ? f->model.experts.layer_count : ms_checkpoint_shard_count(f->model.checkpoint);
     }
     f->paths = calloc(n ? n : 1, sizeof *f->paths);
     f->sizes = calloc(n ? n : 1, sizeof *f->sizes);
     if (!f->paths || !f->sizes) return ms_fail_memory(err, "file list", n * sizeof *f->paths);
     for (size_t i = 0; i < n; i++)
-        MS_TRY(add_file(f, f->has_model ? ms_checkpoint_shard_path(f->model.checkpoint, i) : path, err));
+        MS_TRY(add_file(f, f->model.store ? ms_mzg2_store_path(f->model.store, (uint32_t)i)
+                           : f->has_model ? ms_checkpoint_shard_path(f->model.checkpoint, i)
+                                          : path,
+                        err));
     return MS_OK;
 }
 
@@ -79,7 +82,7 @@ static uint64_t place_count(const ms_probe_files *f, const ms_probe_point *p) {
 bool ms_probe_disk_possible(const ms_probe_files *f, const ms_probe_point *p) { return place_count(f, p) > 0; }
 
 static uint64_t read_length(const ms_probe_files *f, const ms_probe_point *p) {
-    return p->experts ? f->model.experts.expert_bytes : p->block_bytes;
+    return p->experts ? f->model.experts.read_bytes : p->block_bytes;
 }
 
 static ms_read_request place(const ms_probe_files *f, const ms_probe_point *p, uint64_t index) {
@@ -88,6 +91,7 @@ static ms_read_request place(const ms_probe_files *f, const ms_probe_point *p, u
         const ms_expert_extent *x = &f->model.experts.extents[index];
         q.file = x->shard;
         q.offset = x->offset;
+        q.length = x->bytes;
         return q;
     }
     for (size_t i = 0; i < f->count; i++) {

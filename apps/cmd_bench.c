@@ -18,6 +18,7 @@ static const struct {
     {"load", ms_bench_load, "reading and converting the resident weights beside the rate of the disk"},
     {"disk", ms_bench_disk, "read rates by block size and depth; what the expert service gets of them"},
     {"replay", ms_bench_replay, "a route trace with real reads and without arithmetic"},
+    {"store", ms_bench_store, "codec of the compressed expert store; tokens from raw and compressed experts"},
     {"decode", ms_bench_decode, "decoded tokens a second beside what disk and memory allow"},
     {"prefill", ms_bench_prefill, "prompt tokens a second, the same way"},
 };

@@ -134,8 +134,9 @@ static void print_json(const report *r, const ms_engine *e, const ms_ids *prompt
     ms_engine_stats st;
     ms_engine_info(e, &info);
     ms_engine_get_stats(e, &st);
-    printf("{\"model\":{\"lane\":\"%s\",\"vocab\":%u,\"layers\":%u,\"kernels\":\"%s\",\"threads\":%u},\"prompt\":[", info.lane,
-           info.vocab, info.layers, info.kernels, info.threads);
+    printf("{\"model\":{\"lane\":\"%s\",\"vocab\":%u,\"layers\":%u,\"kernels\":\"%s\",\"threads\":%u,\"source\":\"%s\","
+           "\"expert_store\":\"%s\"},\"prompt\":[", info.lane, info.vocab, info.layers, info.kernels, info.threads,
+           info.model_source, info.expert_store);
     for (size_t i = 0; i < prompt->count; i++) printf("%s%u", i ? "," : "", prompt->data[i]);
     printf("],\"top8\":[%s],\"greedy\":[", r->top.data ? r->top.data : "");
     for (size_t i = 0; i < greedy->count; i++) printf("%s%u", i ? "," : "", greedy->data[i]);

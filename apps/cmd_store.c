@@ -27,8 +27,10 @@ static const ms_option jobs_option = {.name = "jobs", .type = MS_OPTION_U32, .of
 
 static ms_status open_source(ms_model *m, const char *dir, ms_mzg2_source *s, ms_error *err) {
     MS_TRY(ms_model_open(m, dir, err));
-    *s = (ms_mzg2_source){.checkpoint = m->checkpoint, .experts = &m->experts, .shape = m->info.expert_shape, .lane = m->lane->name};
-    return MS_OK;
+    *s = ms_mzg2_source_of(m->checkpoint, &m->experts, m->info.expert_shape, m->lane->name);
+    if (!m->store) return MS_OK;
+    ms_model_close(m);
+    return ms_fail(err, MS_ERR_USAGE, "%s: expected a checkpoint, found a bundle", dir);
 }
 
 static void print_report(const char *what, const char *dir, const ms_mzg2_report *r, uint64_t start_ns) {

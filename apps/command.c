@@ -43,6 +43,11 @@ const ms_option ms_model_option_table[] = {
      .help = "CPU kernels: scalar, avx2 or avx512 (default: the best this CPU has)."},
     {.name = "backend", .type = MS_OPTION_STRING, .offset = FIELD(backend), .arg = "NAME", .env = "MOONSHINE_BACKEND",
      .help = "cpu, hip, cuda, or auto: a GPU if one opens, else the CPU (default: cpu)."},
+    {.name = "store", .type = MS_OPTION_STRING, .offset = FIELD(store), .arg = "DIR",
+     .help = "Folder of a compressed expert store; raw: experts from the checkpoint; auto: $MOONSHINE_MZG2_STORE, mzg2 in the "
+             "model's folder or MODEL.mzg2 beside it, if it is faster here (default: $MOONSHINE_MZG2_STORE, else raw)."},
+    {.name = "read-limit", .type = MS_OPTION_REAL, .offset = FIELD(read_limit), .arg = "GB/S", .low = 0.001, .high = 1000,
+     .help = "Read experts no faster than a drive of this rate would (for measurements)."},
     {.name = "no-direct", .type = MS_OPTION_FLAG, .offset = FIELD(no_direct),
      .help = "Read experts through the page cache."},
     {.name = "no-uring", .type = MS_OPTION_FLAG, .offset = FIELD(no_uring), .help = "Read experts with pread."},
@@ -76,6 +81,11 @@ ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *mod
     o.no_uring = f->no_uring;
     o.expert_dirs = f->expert_dirs;
     o.no_lookahead = f->lookahead != 0;
+    const char *env = getenv("MOONSHINE_MZG2_STORE");
+    if (env && (!*env || !strcmp(env, "off"))) env = NULL;
+    o.store = f->store ? f->store : env;
+    o.auto_store = env;
+    o.read_limit = (uint64_t)(f->read_limit * 1e9);
     return o;
 }
 
@@ -122,7 +132,23 @@ int ms_command_finish(const char *program) {
     return 1;
 }
 
+/* An empty variable counts as unset. */
+static bool check_store_variables(const char *program) {
+    const char *store = getenv("MOONSHINE_MZG2_STORE"), *older = getenv("MOONSHINE_EXPERT_STORE");
+    if (older && *older) {
+        fprintf(stderr, "%s: MOONSHINE_EXPERT_STORE: expected unset, found %s: that format is not read; build a store with "
+                        "`moonshine store build` and set MOONSHINE_MZG2_STORE\n", program, older);
+        return false;
+    }
+    if (store && *store && *store != '/' && strcmp(store, "off") != 0) {
+        fprintf(stderr, "%s: MOONSHINE_MZG2_STORE: expected an absolute path or off, found %s\n", program, store);
+        return false;
+    }
+    return true;
+}
+
 const char *ms_command_model(const char *program, const ms_option_result *result, size_t index) {
+    if (!check_store_variables(program)) return NULL;
     if (result->arg_count > index && *result->args[index]) return result->args[index];
     if (result->arg_count > index) {
         fprintf(stderr, "%s: MODEL: expected a checkpoint directory, found an empty string\n", program);

@@ -24,7 +24,8 @@ typedef struct ms_model_flags {
     uint64_t context, reserve_bytes;
     uint32_t experts, staging, depth, range, threads;
     int precision, static_format, lookahead; /* indexes into their choices */
-    const char *kernels, *backend, *expert_dirs;
+    const char *kernels, *backend, *expert_dirs, *store;
+    double read_limit; /* GB/s; 0: none */
     bool no_direct, no_uring;
 } ms_model_flags;
 

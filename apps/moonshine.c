@@ -18,6 +18,7 @@ static const command commands[] = {
     {"trace", ms_command_trace, "record which experts each token uses and which were cached"},
     {"synth", ms_command_synth, "write a random checkpoint of a given shape"},
     {"store", ms_command_store, "compress experts: build, verify, probe, restore"},
+    {"bundle", ms_command_bundle, "one folder with all that a model needs: build, verify"},
     {"bench", ms_command_bench, "measure: kernels, disk, decode, prefill, quality"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Makes sure that everything the build needs is there: compiler, make, and the headers of six libraries.
+# Makes sure that everything the build needs is there: compiler, make, the headers of six libraries, and Python for the
+# tools that the tests run.
 #
 # Looks first and installs only what is missing, with apt (Debian 12, Ubuntu 24.04); needs root or sudo only then.
 # Exit status 2 with a message naming the packages when it cannot install them.  Prints to standard error.
 set -euo pipefail
 
-all_packages=(build-essential libmicrohttpd-dev liburing-dev libedit-dev liblzma-dev libssl-dev libcmocka-dev)
+all_packages=(build-essential libmicrohttpd-dev liburing-dev libedit-dev liblzma-dev libssl-dev libcmocka-dev python3)
 compiler="${CC:-cc}"
 
 have_header() {
@@ -24,6 +25,7 @@ look() {
     have_header lzma.h || missing+=(liblzma-dev)
     have_header openssl/evp.h || missing+=(libssl-dev)
     have_header cmocka.h || missing+=(libcmocka-dev)
+    command -v python3 >/dev/null || missing+=(python3)
 }
 
 look

@@ -54,7 +54,10 @@ typedef enum ms_static_format { MS_STATIC_Q8, MS_STATIC_BF16 } ms_static_format;
 
 /* Zero-initialise, set `model`, change what is wanted: ms_engine_options_default does both. */
 typedef struct ms_engine_options {
-    const char *model;            /* checkpoint directory */
+    const char *model;            /* checkpoint or bundle directory */
+    const char *store;            /* NULL, "raw", "off": experts from the checkpoint; "auto": from auto_store if that is faster
+                                     here; else the folder of a store.  A bundle has its own: NULL, "off" or "auto" */
+    const char *auto_store;       /* NULL: mzg2 in the model's folder, or MODEL.mzg2 beside it, if one is there */
     ms_precision precision;       /* default: fast */
     ms_static_format static_format; /* default: q8 */
     uint64_t context;             /* tokens; 0: min(8192, model maximum) */
@@ -71,6 +74,7 @@ typedef struct ms_engine_options {
     bool no_uring;                /* plain pread */
     const char *expert_dirs;      /* folders, separated by commas, with copies of files with experts */
     bool no_lookahead;            /* never read what the next layer will probably want before it asks */
+    uint64_t read_limit;          /* expert bytes a second, as of a slower drive, for measurements; 0: none */
     const char *backend;          /* NULL: "cpu"; or "hip", "cuda" (must open), "auto" (a GPU if one opens, else the CPU) */
     const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2", "avx512" */
     void (*log)(void *arg, const char *line); /* one-line notes: fallbacks, load progress; may be NULL */
@@ -133,6 +137,8 @@ typedef struct ms_model_info {
     uint64_t context, max_context;
     uint64_t layout_digest; /* of the tensor directory */
     char kernels[16];
+    char model_source[16]; /* "safetensors", "bundle" */
+    char expert_store[8];  /* "raw", "mzg2" */
     unsigned threads;
 } ms_model_info;
 void ms_engine_info(const ms_engine *e, ms_model_info *out);
@@ -141,6 +147,7 @@ typedef struct ms_engine_stats {
     uint64_t expert_accesses, expert_hits, expert_fills, expert_streams, expert_evictions;
     uint64_t expert_reads, expert_read_bytes, failed_reads, read_wait_ns;
     uint64_t guessed_reads, guesses_used; /* lookahead */
+    uint64_t decode_ns; /* decoding compressed experts */
     uint64_t buffered_files;
     bool direct, uring;
 } ms_engine_stats;

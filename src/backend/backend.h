@@ -16,12 +16,13 @@
 
 #include "base/error.h"
 #include "quant/mxfp4.h"
+#include "store/mzg2.h"
 
 /* FP8: e4m3 codes with a f32 scale for each 128 inputs of a row (quant/fp8.h). */
 typedef enum ms_format { MS_FORMAT_F32, MS_FORMAT_BF16, MS_FORMAT_Q8, MS_FORMAT_FP8 } ms_format;
 
 /* Keys that attention takes together, by absolute position. */
-enum { MS_Q8_GROUP = 128, MS_MLA_BLOCK = 256, MS_GQA_BLOCK = 256, MS_TICKETS = 64 };
+enum { MS_Q8_GROUP = 128, MS_MLA_BLOCK = 256, MS_GQA_BLOCK = 256, MS_TICKETS = 64, MS_DECODE_BATCH = 16 };
 
 /* A matrix [rows][cols] (or vector: rows == 1) in the backend's own layout. */
 typedef struct ms_weight {
@@ -231,6 +232,14 @@ struct ms_backend {
     /* The same without waiting: what is called later and uses the slot comes after it; see finish. */
     ms_status (*install_begin)(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, uint32_t *ticket,
                                ms_error *err);
+    /* A compressed expert to a slot, on all threads; returns when it is done.  NULL where slots are no host memory. */
+    ms_status (*install_block)(ms_backend *be, void *slot, const ms_mzg2_block *block, const ms_mzg2_tables *tables,
+                               ms_error *err);
+    /* Compressed experts to slots where install_block is NULL.  dev_blocks hold checked blocks, at 16-aligned addresses;
+     * dev_bad[i], all ones before, becomes the first bad tile of expert i << 8 | its ms_mzg2_fault, or 255 for a scale byte
+     * 255.  At most MS_DECODE_BATCH at a time.  NULL: the caller decodes and uploads. */
+    void (*decode_blocks)(ms_backend *be, void *const *slots, const uint8_t *const *dev_blocks, uint32_t count,
+                          const ms_mzg2_tables *dev_tables, ms_expert_shape s, uint32_t *dev_bad);
     /* Prepares z [n][hidden] for experts_run calls until the next experts_begin. */
     void (*experts_begin)(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s);
     /* y [pairs][hidden]: pair results of the given batches. */

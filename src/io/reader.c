@@ -78,7 +78,8 @@ ms_status ms_reader_create(ms_reader **out, const ms_reader_options *options, ms
     unsigned n = options->buffer_count;
     r->buffers = calloc(n, sizeof *r->buffers);
     r->free_buffers = calloc(n, sizeof *r->free_buffers);
-    if (!r->buffers || !r->free_buffers) {
+    if (options->bytes_per_second) r->early = calloc(n, sizeof *r->early);
+    if (!r->buffers || !r->free_buffers || (options->bytes_per_second && !r->early)) {
         ms_reader_destroy(r);
         return ms_fail_memory(err, "reader buffers", n * (sizeof *r->buffers + sizeof *r->free_buffers));
     }
@@ -101,6 +102,7 @@ void ms_reader_destroy(ms_reader *r) {
     free(r->free_buffers);
     free(r->drive_in_flight);
     free(r->queue);
+    free(r->early);
     free(r);
 }
 
@@ -216,6 +218,10 @@ static void begin_request(ms_reader *r, unsigned buffer, const ms_read_request *
     *b = (reader_buffer){.state = READER_READING, .request = *q, .skip = (size_t)(q->offset % MS_READER_ALIGN)};
     first_transfer(r, b);
     take_injection(r, b);
+    if (r->options.bytes_per_second == 0) return;
+    /* one transfer after the other, each at the full rate: on average what many at a time get */
+    uint64_t now = ms_clock_ns(), start = now > r->drive_free_ns ? now : r->drive_free_ns;
+    b->due_ns = r->drive_free_ns = start + (uint64_t)((double)q->length * 1e9 / (double)r->options.bytes_per_second);
 }
 
 static transfer_end transfer_failed(ms_reader *r, reader_buffer *b, int error, ms_error *err) {
@@ -381,7 +387,7 @@ static void next_in_place(ms_reader *r, ms_read_done *done) {
     report(r, buffer, read_in_place(r, buffer, &done->error), done);
 }
 
-static bool next_done(ms_reader *r, bool wait, ms_read_done *done) {
+static bool next_transferred(ms_reader *r, bool wait, ms_read_done *done) {
     done->status = MS_OK;
     done->error.code = MS_OK;
     done->error.message[0] = '\0';
@@ -394,6 +400,34 @@ static bool next_done(ms_reader *r, bool wait, ms_read_done *done) {
     if (r->queue_count == 0 || r->free_count == 0) return false;
     next_in_place(r, done); /* with buffers free and nothing in flight, the ring would have taken it */
     return true;
+}
+
+static void sleep_until(uint64_t ns) {
+    struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) {}
+}
+
+/* Gathers what has come and gives the one that is due first, at its time. */
+static bool next_due(ms_reader *r, bool wait, ms_read_done *done) {
+    while (r->early_count < r->options.buffer_count &&
+           next_transferred(r, wait && r->early_count == 0, &r->early[r->early_count]))
+        r->early_count++;
+    if (r->early_count == 0) return false;
+    unsigned first = 0;
+    for (unsigned i = 1; i < r->early_count; i++)
+        if (r->buffers[r->early[i].buffer].due_ns < r->buffers[r->early[first].buffer].due_ns) first = i;
+    uint64_t due = r->buffers[r->early[first].buffer].due_ns;
+    if (ms_clock_ns() < due) {
+        if (!wait) return false;
+        sleep_until(due);
+    }
+    *done = r->early[first];
+    r->early[first] = r->early[--r->early_count];
+    return true;
+}
+
+static bool next_done(ms_reader *r, bool wait, ms_read_done *done) {
+    return r->early ? next_due(r, wait, done) : next_transferred(r, wait, done);
 }
 
 ms_status ms_reader_next(ms_reader *r, ms_read_done *done, ms_error *err) {
@@ -429,6 +463,7 @@ void ms_reader_cancel_all(ms_reader *r) {
         if (r->buffers[i].state == READER_READING) ms_reader_ring_cancel(r, i);
     }
     while (ms_reader_ring_next(r, true, &buffer, &result)) give_free_buffer(r, buffer);
+    while (r->early_count) give_free_buffer(r, r->early[--r->early_count].buffer);
 }
 
 bool ms_reader_withdraw(ms_reader *r, uint64_t tag) {
@@ -440,7 +475,7 @@ bool ms_reader_withdraw(ms_reader *r, uint64_t tag) {
     return false;
 }
 
-size_t ms_reader_pending(const ms_reader *r) { return r->queue_count + r->in_flight; }
+size_t ms_reader_pending(const ms_reader *r) { return r->queue_count + r->in_flight + r->early_count; }
 
 void ms_reader_get_stats(const ms_reader *r, ms_reader_stats *out) {
     *out = r->stats;

@@ -29,6 +29,7 @@ typedef struct ms_reader_options {
     size_t buffer_bytes;  /* multiple of MS_READER_ALIGN; use ms_reader_buffer_bytes */
     bool buffered;        /* do not try O_DIRECT */
     bool no_uring;        /* do not try io_uring */
+    uint64_t bytes_per_second; /* nothing completes earlier than a drive of this rate would have it; 0: no such limit */
     void (*warn)(void *arg, const char *text); /* may be NULL; called at most once per kind of fallback */
     void *warn_arg;
 } ms_reader_options;

@@ -36,12 +36,16 @@ typedef struct reader_buffer {
     unsigned retries;
     bool direct;  /* the current transfer, not the file, which may have changed meanwhile */
     int injected; /* READER_NOT_INJECTED, or what the current transfer must report */
+    uint64_t due_ns; /* with bytes_per_second: when a drive of that rate would be done */
 } reader_buffer;
 
 typedef enum reader_warning { READER_WARN_DIRECT = 1, READER_WARN_RING = 2, READER_WARN_REGISTER = 4 } reader_warning;
 
 struct ms_reader {
     ms_reader_options options;
+    ms_read_done *early; /* with bytes_per_second: completions before their time, [buffer_count] */
+    unsigned early_count;
+    uint64_t drive_free_ns; /* when the drive that is imitated has done all it was given */
     reader_file *files;
     unsigned file_count;
     reader_buffer *buffers;

@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "io/file.h"
+#include "nn/block_install.h"
 
 enum {
     AHEAD_MAX = 32,    /* guessed reads under way */
@@ -47,6 +48,7 @@ typedef struct shard_files {
 
 struct ms_expert_service {
     ms_backend *backend;
+    const ms_checkpoint *checkpoint; /* its shards' paths */
     const ms_expert_table *table;
     ms_expert_service_options options;
     uint64_t expert_bytes;
@@ -60,6 +62,7 @@ struct ms_expert_service {
     uint8_t *scratch; /* device, scratch_count experts */
     uint8_t *staging;
     size_t buffer_bytes;
+    ms_block_install *blocks; /* NULL: experts are read as source bytes */
 
     /* the open request */
     bool open, hits_given;
@@ -78,8 +81,8 @@ struct ms_expert_service {
     ahead_read ahead[AHEAD_MAX];
     uint32_t ahead_limit; /* of guessed reads at a time; 0: off */
     uint32_t guess_layer, guess_count, guess_pause;
-    uint32_t *guess; /* [experts]: the last guess, to be judged */
-    double guessed, right;        /* experts */
+    uint32_t *guess;                    /* [experts]: the last guess, to be judged */
+    double guessed, right;              /* experts */
     uint64_t judged_ns, judged_wait_ns; /* clock and waiting time when they were last judged */
     uint64_t ahead_reads, ahead_used;
 };
@@ -93,7 +96,7 @@ uint64_t ms_expert_slot_bytes_total(const ms_expert_table *t, const ms_expert_se
 }
 
 uint64_t ms_expert_staging_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
-    return (uint64_t)o->staging * ms_reader_buffer_bytes((size_t)t->expert_bytes);
+    return (uint64_t)o->staging * ms_reader_buffer_bytes((size_t)t->read_bytes);
 }
 
 uint64_t ms_expert_scratch_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
@@ -106,9 +109,16 @@ uint64_t ms_expert_table_bytes_total(const ms_expert_table *t, const ms_expert_s
     return request + extents + ms_cache_table_bytes(t->layer_count, t->expert_count, o->slots);
 }
 
+/* The file of an expert's extent. */
+static const char *extent_path(const ms_expert_service *s, const ms_expert_extent *x) {
+    return s->table->store ? ms_mzg2_store_path(s->table->store, x->shard)
+                           : ms_checkpoint_shard_path(s->checkpoint, x->shard);
+}
+
 /* A file of the same name in another folder is a copy when size and header are the shard's.  None there is no error. */
 static ms_status is_copy(const char *path, const char *shard, bool *out, ms_error *err) {
-    enum { PIECE = 1 << 16 };
+    /* A layer file has its digests in the first bytes; a shard begins with the length of its header. */
+    enum { PIECE = 1 << 16, HEAD_BYTES = 4096 };
     struct stat a, b;
     *out = false;
     if (stat(path, &a) != 0) return errno == ENOENT ? MS_OK : ms_fail_errno(err, MS_ERR_IO, errno, "%s", path);
@@ -119,14 +129,14 @@ static ms_status is_copy(const char *path, const char *shard, bool *out, ms_erro
     uint8_t x[PIECE], y[PIECE];
     int fx = open(path, O_RDONLY | O_CLOEXEC), fy = open(shard, O_RDONLY | O_CLOEXEC);
     ms_status st = fx < 0 || fy < 0 ? ms_fail_errno(err, MS_ERR_IO, errno, "%s: open", fx < 0 ? path : shard) : MS_OK;
-    uint64_t end = 8, size = (uint64_t)a.st_size;
+    uint64_t size = (uint64_t)a.st_size, end = size < HEAD_BYTES ? size : HEAD_BYTES;
     for (uint64_t at = 0; st == MS_OK && at < end;) {
         size_t n = end - at < PIECE ? (size_t)(end - at) : PIECE;
         st = ms_file_pread_exact(fx, path, x, n, at, err);
         if (st == MS_OK) st = ms_file_pread_exact(fy, shard, y, n, at, err);
         if (st != MS_OK) break;
         if (memcmp(x, y, n) != 0) st = ms_fail(err, MS_ERR_FORMAT, "%s: its header is not that of %s", path, shard);
-        if (at == 0 && ms_le64(y) <= size - 8) end = 8 + ms_le64(y); /* the length of the header comes first */
+        if (at == 0 && n >= 8 && ms_le64(y) <= size - 8 && 8 + ms_le64(y) > end) end = 8 + ms_le64(y);
         at += n;
     }
     if (fx >= 0) (void)close(fx);
@@ -154,18 +164,19 @@ static ms_status add_copies(ms_expert_service *s, const char *shard, shard_files
     return MS_OK;
 }
 
-static ms_status add_expert_files(ms_expert_service *s, const ms_checkpoint *c, ms_error *err) {
-    size_t shards = ms_checkpoint_shard_count(c), copies = 0, used = 0;
+static ms_status add_expert_files(ms_expert_service *s, ms_error *err) {
+    size_t shards = s->table->store ? s->table->layer_count : ms_checkpoint_shard_count(s->checkpoint), copies = 0,
+           used = 0;
     s->shards = calloc(shards ? shards : 1, sizeof *s->shards);
     if (!s->shards) return ms_fail_memory(err, "shard table", shards * sizeof *s->shards);
     uint64_t n = (uint64_t)s->table->layer_count * s->table->expert_count;
     for (uint64_t i = 0; i < n; i++) {
-        uint16_t shard = s->table->extents[i].shard;
-        shard_files *files = &s->shards[shard];
+        const char *path = extent_path(s, &s->table->extents[i]);
+        shard_files *files = &s->shards[s->table->extents[i].shard];
         if (files->copies) continue;
-        MS_TRY(ms_reader_add_file(s->reader, ms_checkpoint_shard_path(c, shard), &files->first, err));
+        MS_TRY(ms_reader_add_file(s->reader, path, &files->first, err));
         files->copies = 1;
-        MS_TRY(add_copies(s, ms_checkpoint_shard_path(c, shard), files, err));
+        MS_TRY(add_copies(s, path, files, err));
         copies += files->copies - 1;
         used++;
     }
@@ -213,11 +224,12 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
     ms_expert_service *s = calloc(1, sizeof *s);
     if (!s) return ms_fail_memory(err, "expert service", sizeof *s);
     s->backend = be;
+    s->checkpoint = c;
     s->table = table;
     s->options = *options;
     s->expert_bytes = table->expert_bytes;
     s->scratch_count = scratch_slots(table, options);
-    s->buffer_bytes = ms_reader_buffer_bytes((size_t)table->expert_bytes);
+    s->buffer_bytes = ms_reader_buffer_bytes((size_t)table->read_bytes);
     if (options->lookahead) {
         uint32_t most = options->staging / 2 < options->read_depth ? options->staging / 2 : options->read_depth;
         s->ahead_limit = most < AHEAD_MAX ? most : AHEAD_MAX;
@@ -232,11 +244,13 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
                                 .buffer_bytes = s->buffer_bytes,
                                 .buffered = options->buffered,
                                 .no_uring = options->no_uring,
+                                .bytes_per_second = options->read_limit,
                                 .warn = options->warn,
                                 .warn_arg = options->warn_arg};
         st = ms_reader_create(&s->reader, &ro, err);
     }
-    if (st == MS_OK) st = add_expert_files(s, c, err);
+    if (st == MS_OK) st = add_expert_files(s, err);
+    if (st == MS_OK && table->store) st = ms_block_install_create(&s->blocks, be, table->store, options->shape, err);
     if (st != MS_OK) {
         ms_expert_service_destroy(s);
         return st;
@@ -250,6 +264,7 @@ void ms_expert_service_destroy(ms_expert_service *s) {
     if (s->open) ms_expert_end(s);
     ms_reader_destroy(s->reader); /* before its staging goes */
     ms_cache_destroy(s->cache);
+    ms_block_install_destroy(s->blocks);
     ms_backend *be = s->backend;
     for (size_t i = 0; s->slot_chunks && i < (size_t)s->table->layer_count * s->layer_chunks; i++)
         if (s->slot_chunks[i]) be->release(be, MS_MEM_DEVICE, s->slot_chunks[i], chunk_bytes(s, i));
@@ -275,7 +290,7 @@ static ms_read_request read_of(const ms_expert_service *s, uint32_t layer, uint3
     const ms_expert_extent *x = &s->table->extents[(size_t)layer * s->table->expert_count + expert];
     const shard_files *f = &s->shards[x->shard];
     return (ms_read_request){
-        .file = f->first + expert % f->copies, .offset = x->offset, .length = s->expert_bytes, .tag = tag};
+        .file = f->first + expert % f->copies, .offset = x->offset, .length = x->bytes, .tag = tag};
 }
 
 /* ------------------------------------------------------------------ lookahead */
@@ -387,7 +402,8 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
                             uint32_t count, ms_error *err) {
     if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is already open");
     if (moe_layer >= s->table->layer_count || count > s->table->expert_count)
-        return ms_fail(err, MS_ERR_INTERNAL, "expert request for layer %u, %u experts is out of range", moe_layer, count);
+        return ms_fail(err, MS_ERR_INTERNAL, "expert request for layer %u, %u experts is out of range", moe_layer,
+                       count);
     judge_guess(s, moe_layer, experts, count);
     MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, uses, count, s->wants, err));
     if (s->observer) s->observer(s->observer_arg, moe_layer, s->wants, count);
@@ -487,13 +503,18 @@ static ms_status take(ms_expert_service *s, const ms_read_done *done, ms_expert_
     }
     uint8_t *slot = w->kind == MS_WANT_FILL ? slot_address(s, w->slot) : s->scratch + s->next_scratch * s->expert_bytes;
     uint32_t ticket;
-    ms_status st = s->backend->install_begin(s->backend, slot, done->data, s->options.shape, &ticket, err);
-    if (st != MS_OK) {
+    ms_status st;
+    if (s->blocks)
+        st = ms_block_install_run(s->blocks, slot, s->layer, w->expert, done->data, err);
+    else
+        st = s->backend->install_begin(s->backend, slot, done->data, s->options.shape, &ticket, err);
+    if (st != MS_OK || s->blocks) { /* a block is in its slot already */
         ms_reader_release(s->reader, done->buffer);
-        return finish(s, i, st, err);
+        MS_TRY(finish(s, i, st, err));
+    } else {
+        s->installs[(s->first_install + s->install_count) % MS_TICKETS] = (installing){i, ticket, done->buffer};
+        s->install_count++;
     }
-    s->installs[(s->first_install + s->install_count) % MS_TICKETS] = (installing){i, ticket, done->buffer};
-    s->install_count++;
     if (w->kind != MS_WANT_FILL) s->next_scratch = (s->next_scratch + 1) % MS_SCRATCH_SLOTS;
     *ready = (ms_expert_ready){.index = i, .slot = slot};
     s->left--;
@@ -553,6 +574,7 @@ void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {
     *out = (ms_engine_stats){.expert_accesses = c.accesses,
                              .expert_hits = c.hits,
                              .expert_fills = c.fills,
+                             .decode_ns = s->blocks ? ms_block_install_ns(s->blocks) : 0,
                              .expert_streams = c.streams,
                              .expert_evictions = c.evictions,
                              .expert_reads = r.reads,

@@ -33,6 +33,7 @@ typedef struct ms_expert_service_options {
     bool buffered, no_uring;
     bool lookahead; /* ms_expert_guess does something */
     const char *dirs; /* folders with copies of shards, separated by commas; NULL: none.  Experts take turns over the copies */
+    uint64_t read_limit; /* bytes a second; 0: none */
     void (*warn)(void *arg, const char *text);
     void *warn_arg;
 } ms_expert_service_options;

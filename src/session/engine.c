@@ -5,6 +5,7 @@
 
 #include "session/engine.h"
 #include "session/loader.h"
+#include "session/store_choice.h"
 
 static void say(void *arg, const char *text) {
     const ms_engine *e = arg;
@@ -87,6 +88,7 @@ static ms_status load(ms_engine *e, ms_error *err) {
                                     .no_uring = o->no_uring,
                                     .lookahead = !o->no_lookahead,
                                     .dirs = o->expert_dirs,
+                                    .read_limit = o->read_limit,
                                     .warn = say,
                                     .warn_arg = e};
     return ms_expert_service_create(&e->experts, e->backend, e->model.checkpoint, &e->model.experts, &eo, err);
@@ -95,7 +97,9 @@ static ms_status load(ms_engine *e, ms_error *err) {
 static ms_status open_engine(ms_engine *e, const ms_engine_options *options, ms_error *err) {
     e->model_path = strdup(options->model);
     if (!e->model_path) return ms_fail_memory(err, "model path", strlen(options->model));
-    MS_TRY(ms_model_open(&e->model, e->model_path, err));
+    ms_engine_options own = *options;
+    own.model = e->model_path;
+    MS_TRY(ms_model_open_for(&e->model, &own, err));
     MS_TRY(ms_plan_for_model(&e->plan, &e->model, options, &e->options, &e->backend, err));
     e->options.model = e->model_path;
     if (!e->plan->fits) return refuse(e->plan, err);
@@ -146,6 +150,9 @@ void ms_engine_info(const ms_engine *e, ms_model_info *out) {
                            .layout_digest = ms_checkpoint_layout_digest(e->model.checkpoint),
                            .threads = e->backend->threads};
     (void)snprintf(out->lane, sizeof out->lane, "%s", e->model.lane->name);
+    (void)snprintf(out->model_source, sizeof out->model_source, "%s",
+                   ms_checkpoint_bundle(e->model.checkpoint) ? "bundle" : "safetensors");
+    (void)snprintf(out->expert_store, sizeof out->expert_store, "%s", e->model.store ? "mzg2" : "raw");
     (void)snprintf(out->kernels, sizeof out->kernels, "%s", e->backend->kernels);
 }
 

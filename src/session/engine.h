@@ -7,6 +7,7 @@
 
 #include "lane/lane.h"
 #include "moonshine/moonshine.h"
+#include "store/mzg2_store.h"
 
 /* A model as its headers describe it: nothing resident.  Serves plan, verify and engine. */
 typedef struct ms_model {
@@ -15,6 +16,7 @@ typedef struct ms_model {
     ms_lane_info info;
     ms_checkpoint *checkpoint;
     ms_expert_table experts;
+    ms_mzg2_store *store; /* where the experts are, when not in the checkpoint; a bundle's, or the one that was chosen */
     const ms_tensor *embed;
 } ms_model;
 ms_status ms_model_open(ms_model *out, const char *dir, ms_error *err);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "session/engine.h"
+#include "store/bundle.h"
 
 static ms_status find_lane(ms_model *m, const char *dir, ms_error *err) {
     ms_json_doc *doc = NULL;
@@ -28,6 +29,19 @@ static ms_status find_lane(ms_model *m, const char *dir, ms_error *err) {
     return st;
 }
 
+/* A bundle's experts are in its own store. */
+static ms_status open_bundled_store(ms_model *m, const char *dir, ms_error *err) {
+    const ms_bundle *b = ms_checkpoint_bundle(m->checkpoint);
+    if (!b) return MS_OK;
+    char path[4096];
+    int n = snprintf(path, sizeof path, "%s/%s", dir, ms_bundle_store_name);
+    if (n < 0 || (size_t)n >= sizeof path) return ms_fail(err, MS_ERR_USAGE, "path too long: %s", dir);
+    const ms_mzg2_source source = ms_mzg2_source_of(m->checkpoint, &m->experts, m->info.expert_shape, m->lane->name);
+    MS_TRY(ms_mzg2_store_open(&m->store, path, &source, b->store_sha, err));
+    ms_mzg2_store_bind(m->store, &m->experts);
+    return MS_OK;
+}
+
 static ms_status open_parts(ms_model *m, const char *dir, ms_error *err) {
     MS_TRY(find_lane(m, dir, err));
     MS_TRY(ms_checkpoint_open(&m->checkpoint, dir, m->lane->tensor_needed, m->config, err));
@@ -36,7 +50,7 @@ static ms_status open_parts(ms_model *m, const char *dir, ms_error *err) {
     MS_TRY(m->lane->layout_check(m->checkpoint, m->config, &m->experts, err));
     m->embed = ms_checkpoint_find(m->checkpoint, m->info.embed_name);
     if (!m->embed) return ms_fail(err, MS_ERR_FORMAT, "%s: tensor %s is missing", dir, m->info.embed_name);
-    return MS_OK;
+    return open_bundled_store(m, dir, err);
 }
 
 ms_status ms_model_open(ms_model *out, const char *dir, ms_error *err) {
@@ -49,6 +63,7 @@ ms_status ms_model_open(ms_model *out, const char *dir, ms_error *err) {
 
 void ms_model_close(ms_model *m) {
     ms_expert_table_free(&m->experts);
+    ms_mzg2_store_close(m->store);
     ms_checkpoint_close(m->checkpoint);
     free(m->config);
     *m = (ms_model){0};

@@ -6,8 +6,10 @@
 #include "backend/loader.h"
 #include "base/bytes.h"
 #include "base/memory_limit.h"
+#include "nn/block_install.h"
 #include "session/loader.h"
 #include "session/session_internal.h"
+#include "session/store_choice.h"
 
 /* Code, libraries and heap slack: a chat program with one thread and a small vocabulary peaks (VmHWM) 3.3 MB above its
  * planned buffers; other C libraries may need more. */
@@ -175,13 +177,19 @@ static void plan_experts(ledger *l, const ms_model *m, const ms_engine_options *
     add(l, DEVICE, g_staging, "expert scratch slots", ms_expert_scratch_bytes_total(&m->experts, &eo));
 }
 
-static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *o, unsigned threads) {
+static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *o, const ms_backend *be) {
     ms_expert_service_options eo = {.slots = o->experts};
     add(l, HOST, g_process, "expert tables", ms_expert_table_bytes_total(&m->experts, &eo));
     add(l, HOST, g_process, "tensor directory",
         ms_checkpoint_tensor_count(m->checkpoint) * (sizeof(ms_tensor) + DIRECTORY_NAME_BYTES));
+    if (m->store) {
+        uint64_t host, device;
+        ms_block_install_bytes(be, m->info.expert_shape, &host, &device);
+        add(l, HOST, g_process, "compressed store", sum_or_max(host, ms_mzg2_store_memory(m->store)));
+        add(l, DEVICE, g_staging, "compressed expert", device);
+    }
     add(l, HOST, g_process, "text tables", (uint64_t)m->info.vocab * TEXT_BYTES_PER_ID);
-    add(l, HOST, g_process, "threads", (uint64_t)threads * THREAD_BYTES);
+    add(l, HOST, g_process, "threads", (uint64_t)be->threads * THREAD_BYTES);
     add(l, HOST, g_process, "program", PROCESS_BASE_BYTES);
 }
 
@@ -207,7 +215,7 @@ static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o,
     if (st == MS_OK) st = plan_state(&l, m, o, err);
     if (st == MS_OK) st = plan_workspace(&l, m, o, be, err);
     if (st != MS_OK) return st;
-    plan_process(&l, m, o, be->threads);
+    plan_process(&l, m, o, be);
     if (l.failed) return ms_fail_memory(err, "plan", 0);
     return MS_OK;
 }
@@ -307,7 +315,7 @@ ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_op
 
 ms_status ms_plan_create(ms_plan **out, const ms_engine_options *options, ms_error *err) {
     ms_model m;
-    MS_TRY(ms_model_open(&m, options->model, err));
+    MS_TRY(ms_model_open_for(&m, options, err));
     ms_engine_options resolved;
     ms_status st = ms_plan_for_model(out, &m, options, &resolved, NULL, err);
     ms_model_close(&m);

@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "io/file.h"
+#include "store/bundle.h"
 #include "store/safetensors.h"
 
 #include <errno.h>
@@ -57,6 +58,8 @@ struct ms_checkpoint {
     ms_checkpoint_totals totals;
     metadata_number metadata[MAX_METADATA];
     size_t metadata_count;
+    ms_bundle bundle;
+    bool is_bundle;
 };
 
 /* ------------------------------------------------------------------ files */
@@ -415,6 +418,7 @@ static ms_status open_indexed(ms_checkpoint *c, const char *path, ms_tensor_need
 static ms_status open_parts(ms_checkpoint *c, const char *dir, ms_tensor_needed_fn *needed, void *arg, ms_error *err) {
     c->dir = strdup(dir);
     if (!c->dir) return ms_fail_memory(err, "a path", strlen(dir) + 1);
+    MS_TRY(ms_bundle_read(&c->bundle, dir, &c->is_bundle, err));
     char *path = join_path(dir, index_name, err);
     if (!path) return MS_ERR_MEMORY;
     struct stat st;
@@ -466,7 +470,10 @@ static uint64_t digest_u64(uint64_t h, uint64_t v) {
     return ms_fnv1a64(h, bytes, sizeof bytes);
 }
 
+const ms_bundle *ms_checkpoint_bundle(const ms_checkpoint *c) { return c->is_bundle ? &c->bundle : NULL; }
+
 uint64_t ms_checkpoint_layout_digest(const ms_checkpoint *c) {
+    if (c->is_bundle) return c->bundle.layout_digest;
     uint64_t h = MS_FNV1A64_INIT;
     for (size_t i = 0; i < c->shard_count; i++) h = ms_fnv1a64(h, c->shards[i].base, strlen(c->shards[i].base) + 1);
     for (size_t i = 0; i < c->tensor_count; i++) {

@@ -61,6 +61,11 @@ bool ms_checkpoint_metadata(const ms_checkpoint *c, const char *key, uint64_t *o
  * identity. */
 uint64_t ms_checkpoint_layout_digest(const ms_checkpoint *c);
 
+/* The bundle that the directory is; NULL: a checkpoint.  A bundle has no expert tensors, and the layout digest of the
+ * checkpoint it was made from. */
+struct ms_bundle;
+const struct ms_bundle *ms_checkpoint_bundle(const ms_checkpoint *c);
+
 /* Reads bytes [at, at + length) of a tensor's payload (buffered, any alignment, any thread). */
 ms_status ms_checkpoint_read(const ms_checkpoint *c, const ms_tensor *t, uint64_t at, void *to, size_t length,
                              ms_error *err);
@@ -86,17 +91,23 @@ typedef struct ms_expert_naming {
 
 typedef struct ms_expert_extent {
     uint64_t offset; /* absolute in the shard */
-    uint16_t shard;
+    uint32_t bytes;  /* to read */
+    uint16_t shard;  /* of the checkpoint; in a store the routed layer */
 } ms_expert_extent;
+
+struct ms_mzg2_store;
 
 typedef struct ms_expert_table {
     uint32_t layer_count, expert_count;
-    uint64_t expert_bytes;
+    uint64_t expert_bytes; /* in a slot */
+    uint64_t read_bytes;   /* most that one expert takes on disk */
+    const struct ms_mzg2_store *store; /* extents are its blocks; NULL: source bytes in the checkpoint's shards */
     uint32_t *layers;          /* [layer_count] model layer index */
     ms_expert_extent *extents; /* [layer_count][expert_count] */
 } ms_expert_table;
 
-/* Finds and checks every expert of the given layers: names, dtypes, shapes, and that the six parts follow each
+/* Of a bundle only the sizes: ms_mzg2_store_bind gives the extents.  Else:
+ * finds and checks every expert of the given layers: names, dtypes, shapes, and that the six parts follow each
  * other without a gap.  The first violation is the error, naming layer, expert, tensor, expected and found offset. */
 ms_status ms_expert_table_build(ms_expert_table *out, const ms_checkpoint *c, const ms_expert_naming *naming,
                                 const uint32_t *layers, uint32_t layer_count, uint32_t expert_count, ms_error *err);

@@ -20,6 +20,8 @@ static ms_status expert_size(uint64_t *out, const ms_expert_naming *naming, ms_e
         if (!ms_mul_u64(naming->shape[i][0], naming->shape[i][1], &part) || !ms_add_u64(total, part, &total))
             return ms_fail(err, MS_ERR_FORMAT, "experts: expected parts below 2^64 bytes");
     }
+    if (total > UINT32_MAX)
+        return ms_fail(err, MS_ERR_FORMAT, "experts: expected less than 2^32 bytes each, found %llu", (unsigned long long)total);
     *out = total;
     return MS_OK;
 }
@@ -47,7 +49,7 @@ static size_t put_prefix(char name[NAME_SIZE], const ms_expert_naming *naming, u
 #endif
 
 static ms_status locate_expert(ms_expert_extent *out, const ms_checkpoint *c, const ms_expert_naming *naming,
-                               uint32_t layer, uint32_t expert, const ms_tensor **last, ms_error *err) {
+                               uint32_t layer, uint32_t expert, uint64_t bytes, const ms_tensor **last, ms_error *err) {
     char name[NAME_SIZE];
     size_t prefix = put_prefix(name, naming, layer, expert);
     uint64_t next = 0;
@@ -63,6 +65,7 @@ static ms_status locate_expert(ms_expert_extent *out, const ms_checkpoint *c, co
         if (i == 0) {
             out->offset = t->offset;
             out->shard = t->shard;
+            out->bytes = (uint32_t)bytes;
         } else if (t->shard != out->shard) {
             return ms_fail(err, MS_ERR_FORMAT,
                            "layer %u, expert %u: tensor \"%s\": expected in %s like the expert's first, found in %s",
@@ -86,6 +89,7 @@ ms_status ms_expert_table_build(ms_expert_table *out, const ms_checkpoint *c, co
     if (!err) err = &local; /* context is added to messages below */
     ms_expert_table t = {.layer_count = layer_count, .expert_count = expert_count};
     MS_TRY(expert_size(&t.expert_bytes, naming, err));
+    t.read_bytes = t.expert_bytes;
     size_t total = (size_t)layer_count * expert_count;
     t.layers = calloc(layer_count ? layer_count : 1, sizeof *t.layers);
     t.extents = calloc(total ? total : 1, sizeof *t.extents);
@@ -94,8 +98,9 @@ ms_status ms_expert_table_build(ms_expert_table *out, const ms_checkpoint *c, co
     const ms_tensor *last = NULL;
     for (uint32_t i = 0; status == MS_OK && i < layer_count; i++) {
         t.layers[i] = layers[i];
-        for (uint32_t e = 0; status == MS_OK && e < expert_count; e++)
-            status = locate_expert(&t.extents[(size_t)i * expert_count + e], c, naming, layers[i], e, &last, err);
+        for (uint32_t e = 0; status == MS_OK && !ms_checkpoint_bundle(c) && e < expert_count; e++)
+            status = locate_expert(&t.extents[(size_t)i * expert_count + e], c, naming, layers[i], e, t.expert_bytes,
+                                   &last, err);
     }
     if (status == MS_OK) *out = t;
     else ms_expert_table_free(&t);

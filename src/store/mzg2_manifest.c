@@ -22,6 +22,13 @@ void ms_mzg2_signs_name(char out[MS_MZG2_NAME], uint32_t layer) {
 
 /* ------------------------------------------------------------------ identity */
 
+ms_mzg2_source ms_mzg2_source_of(const ms_checkpoint *c, const ms_expert_table *experts, ms_expert_shape shape,
+                                 const char *lane) {
+    ms_mzg2_source s = {.checkpoint = c, .experts = experts, .shape = shape, .order = shape.order, .lane = lane};
+    s.shape.order = MS_ORDER_W1_W2_W3;
+    return s;
+}
+
 ms_status ms_mzg2_identify(ms_mzg2_identity *out, const ms_mzg2_source *source, ms_error *err) {
     const ms_expert_table *t = source->experts;
     *out = (ms_mzg2_identity){.layout_digest = ms_checkpoint_layout_digest(source->checkpoint),

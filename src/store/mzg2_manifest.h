@@ -12,13 +12,17 @@
 #include "store/mzg2.h"
 #include "store/sha256.h"
 
-/* The experts that a store is made of, or is compared with. */
+/* The experts that a store is made of, or is compared with.  A store knows one order of an expert's matrices, w1, w2, w3,
+ * whatever that of the checkpoint is. */
 typedef struct ms_mzg2_source {
     const ms_checkpoint *checkpoint;
     const ms_expert_table *experts; /* extents in the checkpoint's shards */
-    ms_expert_shape shape;
+    ms_expert_shape shape;          /* in the store's order */
+    ms_expert_order order;          /* of the checkpoint */
     const char *lane;
 } ms_mzg2_source;
+ms_mzg2_source ms_mzg2_source_of(const ms_checkpoint *c, const ms_expert_table *experts, ms_expert_shape shape,
+                                 const char *lane);
 
 /* Which checkpoint, and which experts of it.  `probe` is the SHA-256 of the first bytes of some experts of every layer, so
  * that other weights of the same layout are told apart without reading them all. */

@@ -81,10 +81,20 @@ uint64_t ms_mzg2_build_job_bytes(ms_expert_shape s) {
            ms_mzg2_fit_bytes(s);
 }
 
+/* The three matrices, which have the same size, from their places in the checkpoint to those in the store. */
+static ms_status read_matrices(uint8_t *out, const ms_mzg2_source *s, const ms_expert_extent *x, ms_error *err) {
+    static const uint8_t from[][3] = {[MS_ORDER_W1_W2_W3] = {0, 1, 2}, [MS_ORDER_W2_W1_W3] = {1, 0, 2}};
+    size_t part = ms_expert_bytes(s->shape) / 3;
+    if (s->order == MS_ORDER_W1_W2_W3) return ms_checkpoint_read_shard(s->checkpoint, x->shard, x->offset, out, 3 * part, err);
+    for (size_t i = 0; i < 3; i++)
+        MS_TRY(ms_checkpoint_read_shard(s->checkpoint, x->shard, x->offset + from[s->order][i] * part, out + i * part, part, err));
+    return MS_OK;
+}
+
 ms_status mzg2_read_source(uint8_t *out, const ms_mzg2_source *s, uint32_t moe_layer, uint32_t expert, ms_error *err) {
     const ms_expert_table *t = s->experts;
     const ms_expert_extent *x = &t->extents[(size_t)moe_layer * t->expert_count + expert];
-    ms_status st = ms_checkpoint_read_shard(s->checkpoint, x->shard, x->offset, out, (size_t)t->expert_bytes, err);
+    ms_status st = read_matrices(out, s, x, err);
     if (st == MS_OK) {
         st = ms_expert_check(out, s->shape, err);
         if (st != MS_OK) ms_error_context(err, "%s", ms_checkpoint_shard_path(s->checkpoint, x->shard));

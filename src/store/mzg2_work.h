@@ -37,7 +37,7 @@ typedef struct mzg2_worker {
 ms_status mzg2_worker_init(mzg2_worker *w, ms_expert_shape s, ms_error *err);
 void mzg2_worker_free(mzg2_worker *w);
 
-/* Reads an expert's source bytes and checks its scales. */
+/* Reads an expert's source bytes, in the store's order, and checks its scales. */
 ms_status mzg2_read_source(uint8_t *out, const ms_mzg2_source *s, uint32_t moe_layer, uint32_t expert, ms_error *err);
 
 /* ------------------------------------------------------------------ files */

@@ -55,7 +55,7 @@ static inline void make_model(char path[PATH_BYTES], const char *dir, const char
 static inline void open_source(ms_model *m, ms_mzg2_source *s, const char *dir) {
     ms_error err = {0};
     if (ms_model_open(m, dir, &err) != MS_OK) fail_msg("%s", err.message);
-    *s = (ms_mzg2_source){.checkpoint = m->checkpoint, .experts = &m->experts, .shape = m->info.expert_shape, .lane = m->lane->name};
+    *s = ms_mzg2_source_of(m->checkpoint, &m->experts, m->info.expert_shape, m->lane->name);
 }
 
 static inline void must_build(const char *dir, const ms_mzg2_source *s, const ms_mzg2_job_options *o, ms_mzg2_report *r) {

@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "io/reader.h"
 
 enum { FILE_BYTES = 300001, MAX_READ = 20000 };
@@ -823,6 +824,57 @@ static void queued_requests_can_be_withdrawn(void **state) {
     }
 }
 
+/* With a limit nothing comes before a drive of that rate would have it, in every mode; polls do not wait; all comes. */
+static void limited_rate(void **state) {
+    (void)state;
+    enum { READS = 20, LENGTH = 15000, RATE = 3000000 };
+    for (int m = 0; m < MODES; m++) {
+        rig g;
+        ms_error err;
+        unsigned file;
+        ms_reader_options o = {.depth = 4, .buffer_count = 4, .buffer_bytes = ms_reader_buffer_bytes(LENGTH),
+                               .buffered = modes[m].buffered, .no_uring = modes[m].no_uring, .bytes_per_second = RATE};
+        o.staging = g.staging = aligned_alloc(MS_READER_ALIGN, 4 * o.buffer_bytes);
+        assert_non_null(o.staging);
+        assert_int_equal(ms_reader_create(&g.r, &o, &err), MS_OK);
+        assert_int_equal(ms_reader_add_file(g.r, path[0], &file, &err), MS_OK);
+        uint64_t begin = ms_clock_ns(), polls = 0;
+        for (uint64_t i = 0; i < READS; i++) {
+            const ms_read_request q = {.file = 0, .offset = i * 9001, .length = LENGTH, .tag = i};
+            assert_int_equal(ms_reader_submit(g.r, &q, 1, &err), MS_OK);
+        }
+        bool seen[READS] = {false};
+        for (unsigned n = 0; n < READS;) {
+            ms_read_done done;
+            bool got = true;
+            if (n % 2) assert_int_equal(ms_reader_next(g.r, &done, &err), MS_OK);
+            else assert_int_equal(ms_reader_poll(g.r, &done, &got, &err), MS_OK);
+            polls += !got;
+            if (!got) continue;
+            assert_int_equal(done.status, MS_OK);
+            assert_false(seen[done.tag]);
+            seen[done.tag] = true;
+            assert_memory_equal(done.data, content[0] + done.tag * 9001, LENGTH);
+            ms_reader_release(g.r, done.buffer);
+            n++;
+            uint64_t least = (uint64_t)n * LENGTH * 1000000000u / RATE;
+            assert_true(ms_clock_ns() - begin + 1000 >= least);
+        }
+        assert_true(polls > 0);
+        assert_int_equal(ms_reader_pending(g.r), 0);
+        /* what waits for its time is cancelled too */
+        const ms_read_request q[2] = {{.file = 0, .length = LENGTH}, {.file = 0, .offset = LENGTH, .length = LENGTH}};
+        bool got;
+        ms_read_done done;
+        assert_int_equal(ms_reader_submit(g.r, q, 2, &err), MS_OK);
+        assert_int_equal(ms_reader_poll(g.r, &done, &got, &err), MS_OK);
+        if (got) ms_reader_release(g.r, done.buffer); /* a slow machine */
+        ms_reader_cancel_all(g.r);
+        assert_int_equal(ms_reader_pending(g.r), 0);
+        close_rig(&g);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_misalignment),
@@ -842,6 +894,7 @@ int main(void) {
         cmocka_unit_test(refused_direct_reads_turn_buffered),
         cmocka_unit_test(more_buffers_than_the_ring_registers),
         cmocka_unit_test(systems_that_refuse),
+        cmocka_unit_test(limited_rate),
         cmocka_unit_test(large_reads),
         cmocka_unit_test(queued_requests_can_be_withdrawn),
         cmocka_unit_test(two_drives),

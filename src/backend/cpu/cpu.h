@@ -130,6 +130,8 @@ void cpu_kda_range(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint3
 void cpu_mla_range(ms_backend *be, const ms_mla *mla, const ms_mla_io *io, uint32_t n);
 void cpu_gqa_range(ms_backend *be, const ms_gqa *gqa, const ms_gqa_io *io, uint32_t n);
 void cpu_router_topk(ms_backend *be, uint32_t *ids, float *weights, const float *x, uint32_t n, const ms_router *r);
+ms_status cpu_install_block(ms_backend *be, void *slot, const ms_mzg2_block *block, const ms_mzg2_tables *tables,
+                            ms_error *err);
 ms_status cpu_install(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_shape s, ms_error *err);
 void cpu_experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s);
 void cpu_experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const ms_expert_batch *batches,

@@ -181,6 +181,7 @@ static const ms_backend members = {
     .add = cpu_add,
     .router_topk = cpu_router_topk,
     .install = cpu_install,
+    .install_block = cpu_install_block,
     .install_begin = install_begin,
     .finish = finish,
     .experts_begin = cpu_experts_begin,

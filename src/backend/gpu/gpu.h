@@ -152,6 +152,7 @@ GPU_DEV unsigned gpu_nbx(void) { return gridDim.x; }
 GPU_DEV unsigned gpu_nby(void) { return gridDim.y; }
 GPU_DEV void gpu_sync(void) { __syncthreads(); }
 GPU_DEV void gpu_fence(void) { __threadfence(); }
+GPU_DEV uint32_t gpu_popc(uint32_t v) { return (uint32_t)__popc(v); }
 GPU_DEV uint32_t gpu_atomic_add(uint32_t *p, uint32_t v) { return atomicAdd(p, v); }
 GPU_DEV uint32_t gpu_atomic_min(uint32_t *p, uint32_t v) { return atomicMin(p, v); }
 #else
@@ -223,6 +224,7 @@ GPU_DEV unsigned gpu_nbx(void) { return gpu_emu_c->nbx; }
 GPU_DEV unsigned gpu_nby(void) { return gpu_emu_c->nby; }
 GPU_DEV void gpu_sync(void) { gpu_emu_sync(); }
 GPU_DEV void gpu_fence(void) { gpu_emu_fence(); }
+GPU_DEV uint32_t gpu_popc(uint32_t v) { return (uint32_t)__builtin_popcount(v); }
 GPU_DEV uint32_t gpu_atomic_add(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 GPU_DEV uint32_t gpu_atomic_min(uint32_t *p, uint32_t v) {
     uint32_t old = __atomic_load_n(p, __ATOMIC_RELAXED);

@@ -9,6 +9,7 @@
 #include "backend/gpu/gpu_internal.h"
 
 #include "backend/gpu/k_install.h"
+#include "backend/gpu/k_mzg2.h"
 
 #include <string.h>
 
@@ -163,10 +164,32 @@ ms_status install(ms_backend *be, void *slot, const uint8_t *staging, ms_expert_
     return finish(be, ticket, true, &done, err);
 }
 
+// On the compute stream, in call order with everything else.
+void decode_blocks(ms_backend *be, void *const *slots, const uint8_t *const *dev_blocks, uint32_t count,
+                   const ms_mzg2_tables *dev_tables, ms_expert_shape s, uint32_t *dev_bad) {
+    gpu_backend *g = gpu_of(be);
+    if (!need(g, count <= MZG2_BATCH && ms_expert_shape_valid(s) && experts_fit(s.hidden, s.inner), "decode_blocks",
+              "experts"))
+        return;
+    if (count == 0) return;
+    mzg2_batch b = {};
+    for (uint32_t i = 0; i < count; i++) {
+        b.slot[i] = (uint8_t *)slots[i];
+        b.block[i] = dev_blocks[i];
+    }
+    b.tables = dev_tables;
+    b.hidden = s.hidden;
+    b.inner = s.inner;
+    b.bad = dev_bad;
+    memory_use(g);
+    (void)gpu_ok(g, k_mzg2_launch(g->stream, b, count), "decode_blocks");
+}
+
 } // namespace
 
 void set_install_members(ms_backend *be) {
     be->install = install;
+    be->decode_blocks = decode_blocks;
     be->install_begin = install_begin;
     be->finish = finish;
 }
