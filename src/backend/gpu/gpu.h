@@ -316,16 +316,15 @@ GPU_DEV void gpu_prefetch(const void *) {}
 #endif
 
 // 16 bytes from memory to shared memory (from == NULL: zeros), 4 bytes likewise; both in the background until
-// gpu_copy_wait<n>: all but the last n batches that gpu_copy_batch() closed are there, for the thread that asked.
+// gpu_copy_wait<n>: all but the last n batches that gpu_copy_batch() closed are there, for the thread that asked.  Loads
+// and stores may pass a copy: a gpu_sync() must lie between it and the last use of what it overwrites.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 GPU_DEV void gpu_copy16(void *to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(from ? 16 : 0)
-                 : "memory");
+                 "l"(from), "r"(from ? 16 : 0));
 }
 GPU_DEV void gpu_copy4(void *to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
-                 : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from));
 }
 GPU_DEV void gpu_copy_batch(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> GPU_DEV void gpu_copy_wait(void) { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
