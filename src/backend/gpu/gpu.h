@@ -114,8 +114,8 @@ static inline gpuError_t gpuDescribe(int device, char *name, size_t name_bytes, 
 // GPU_LAUNCH_EARLY: for a kernel that calls gpu_begin() or gpu_wait_previous() before it touches what other kernels
 // write: its blocks may start while the kernel before it still runs.
 #if GPU_CUDA
-template <typename Kernel, typename Args>
-static inline void gpu_launch_early(Kernel kern, dim3 grid, dim3 block, gpuStream_t stream, const Args &args) {
+template <typename Kernel, typename... Args>
+static inline void gpu_launch_early(Kernel kern, dim3 grid, dim3 block, gpuStream_t stream, const Args &...args) {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -125,11 +125,11 @@ static inline void gpu_launch_early(Kernel kern, dim3 grid, dim3 block, gpuStrea
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
-    (void)cudaLaunchKernelEx(&config, kern, args); // gpuGetLastError() has the error too
+    (void)cudaLaunchKernelEx(&config, kern, args...); // gpuGetLastError() has the error too
 }
-#define GPU_LAUNCH_EARLY(kern, grid, block, stream, args) gpu_launch_early(kern, grid, block, stream, args)
+#define GPU_LAUNCH_EARLY(kern, grid, block, stream, ...) gpu_launch_early(kern, grid, block, stream, __VA_ARGS__)
 #else
-#define GPU_LAUNCH_EARLY(kern, grid, block, stream, args) GPU_LAUNCH(kern, grid, block, stream, args)
+#define GPU_LAUNCH_EARLY(kern, grid, block, stream, ...) GPU_LAUNCH(kern, grid, block, stream, __VA_ARGS__)
 #endif
 
 // ---------------------------------------------------------------- device side
@@ -366,6 +366,9 @@ GPU_DEV float gpu_wave_max(float v) {
     return v;
 }
 GPU_DEV uint32_t gpu_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+GPU_DEV uint32_t gpu_wave_max_u32(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
+#else
 GPU_DEV uint32_t gpu_wave_max_u32(uint32_t v) {
     v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 16));
     v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 8));
@@ -373,3 +376,4 @@ GPU_DEV uint32_t gpu_wave_max_u32(uint32_t v) {
     v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 2));
     return gpu_max_u32(v, gpu_shfl_xor_u32(v, 1));
 }
+#endif

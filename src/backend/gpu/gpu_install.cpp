@@ -64,12 +64,15 @@ void slots_used(gpu_backend *g, const ms_expert_batch *batches, uint32_t count) 
 }
 
 void memory_use(gpu_backend *g) {
+    settle(g);
+    g->held = {};
     wait_install(g, g->order.installs);
     g->order.all_slots = ++g->order.uses;
 }
 
 bool wait_all(gpu_backend *g, const char *op) {
     gpu_order *o = &g->order;
+    settle(g);
     bool ok = gpu_ok(g, gpuStreamSynchronize(g->stream), op);
     if (o->installs > o->installs_done) ok = gpu_ok(g, gpuStreamSynchronize(g->side), op) && ok;
     o->installs_done = o->installs;

@@ -1,5 +1,5 @@
 // k_experts.h - routed MXFP4 experts on the slot layout: gate and up with SITU, down, of single rows and in reference
-// precision; weighted sum and norm.  k_experts_range.h has the products of many rows.
+// precision.  k_experts_range.h has the products of many rows.
 //
 // Work: of single rows, a block of 4 waves takes a row of one expert through a tile of 32 weight rows (gate and up: a
 //   tile of each).  Lane = weight row, wave = group % 4 = partial sum.
@@ -204,29 +204,6 @@ GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, 4) k_experts_outer_exact(experts_args a) {
     }
 }
 
-// ---------------------------------------------------------------- weighted sum and norm: a block a row
-typedef struct reduce_args {
-    float *out;
-    const float *y, *weights;
-    k_vector norm;
-    uint32_t per_row, hidden;
-    float eps;
-} reduce_args;
-enum { EXPERT_REDUCE_THREADS = 256 };
-GPU_KERNEL GPU_BOUNDS(EXPERT_REDUCE_THREADS, 4) k_experts_reduce(reduce_args a) {
-    const float *weights = a.weights + (size_t)gpu_bx() * a.per_row, *y = a.y + (size_t)gpu_bx() * a.per_row * a.hidden;
-    float *out = a.out + (size_t)gpu_bx() * a.hidden;
-    for (uint32_t d = gpu_tid(); d < a.hidden; d += gpu_nt()) {
-        float u = 0.0f;
-        for (uint32_t e = 0; e < a.per_row; e++) u = gpu_fma(weights[e], y[(size_t)e * a.hidden + d], u);
-        out[d] = u;
-    }
-    gpu_sync();
-    float r = k_rms_factor(k_wave_dot32(out, out, a.hidden), a.hidden, a.eps); // every wave for itself
-    gpu_sync();
-    for (uint32_t d = gpu_tid(); d < a.hidden; d += gpu_nt()) out[d] = k_vector_get(a.norm, d) * (out[d] * r);
-}
-
 // ---------------------------------------------------------------- host
 // Quantises z [n][hidden] (fast; in reference the backend copies z).
 static inline void k_experts_begin(gpuStream_t stream, uint8_t *q, float *scales, const float *z, uint32_t n,
@@ -269,9 +246,4 @@ static inline void k_experts_run(gpuStream_t stream, const experts_args *args, b
     gpuDim3 block(EXPERT_THREADS);
     GPU_LAUNCH(k_experts_inner_exact, gpuDim3(a.table.count, a.inner / K_TILE), block, stream, a);
     GPU_LAUNCH(k_experts_outer_exact, gpuDim3(a.table.count, a.hidden / K_TILE), block, stream, a);
-}
-
-static inline void k_experts_reduce_norm(gpuStream_t stream, const reduce_args *args, uint32_t n) {
-    reduce_args a = *args;
-    if (n) GPU_LAUNCH(k_experts_reduce, gpuDim3(n), gpuDim3(EXPERT_REDUCE_THREADS), stream, a);
 }

@@ -96,6 +96,7 @@ GPU_DEV uint32_t mla_uniform(uint32_t x) {
 // ---------------------------------------------------------------- new cache rows: a block a row
 enum { MLA_ROW_THREADS = 128 };
 GPU_KERNEL GPU_BOUNDS(MLA_ROW_THREADS, 4) k_mla_rows(mla_args a) {
+    gpu_begin();
     uint32_t width = mla_width(a);
     const float *c = a.c + (size_t)gpu_bx() * width;
     size_t at = ((size_t)a.position + gpu_bx()) * width;
@@ -129,6 +130,7 @@ template <int ROWS> GPU_DEV void mla_absorb_piece(float (&acc)[ROWS][8], const f
 }
 
 template <int ROWS> GPU_KERNEL MLA_BOUNDS k_mla_absorb(mla_args a, mla_chunk k) {
+    gpu_begin();
     GPU_SHARED(mla_absorb_shared<ROWS>, sh);
     uint32_t head = gpu_bx(), row0 = gpu_by() * ROWS, rows = k.count - row0 < ROWS ? k.count - row0 : ROWS;
     uint32_t width = mla_width(a), q_dim = a.nope + a.extra, wave = gpu_wave(), lane = gpu_lane();
@@ -231,6 +233,7 @@ struct mla_generic_shared {
     float e[MLA_KEYS], m, l;
 };
 GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_attend_generic(mla_args a, mla_chunk k) {
+    gpu_begin();
     GPU_SHARED(mla_generic_shared, sh);
     uint32_t head = gpu_bx(), width = mla_width(a);
     mla_range_of range = mla_range_here(a, k, gpu_by());
@@ -403,6 +406,7 @@ GPU_DEV void mla_block_sums(float (&acc)[8][8], const mla_tuned_shared &sh, cons
 }
 
 GPU_KERNEL MLA_BOUNDS k_mla_attend_tuned(mla_args a, mla_chunk k) {
+    gpu_begin();
     GPU_SHARED(mla_tuned_shared, sh);
     uint32_t head0 = gpu_bx() * MLA_HEADS, heads = a.heads - head0 < MLA_HEADS ? a.heads - head0 : (uint32_t)MLA_HEADS;
     mla_range_of range = mla_range_here(a, k, gpu_by());
@@ -474,6 +478,7 @@ struct mla_merge_shared {
     float m, l, f[MLA_PARTS], f_b[MLA_PARTS];
 };
 GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_merge(mla_args a, mla_chunk k) {
+    gpu_begin();
     GPU_SHARED(mla_merge_shared, sh);
     uint32_t head = gpu_bx(), row = gpu_by(), count = k.blocks;
     uint64_t all = (mla_keys(a, k, row) + MLA_KEYS - 1) / MLA_KEYS;
@@ -509,6 +514,7 @@ struct mla_value_shared {
 };
 static_assert(sizeof(mla_value_shared) <= 48 << 10, "shared memory");
 GPU_KERNEL GPU_BOUNDS(MLA_THREADS, 2) k_mla_value(mla_args a, mla_chunk k, uint32_t rows_each) {
+    gpu_begin();
     GPU_SHARED(mla_value_shared, sh);
     uint32_t head = gpu_bx(), row0 = gpu_by() * rows_each,
              rows = k.count - row0 < rows_each ? k.count - row0 : rows_each;
@@ -567,9 +573,9 @@ static inline void mla_attend(gpuStream_t stream, const mla_args *args, const ml
     mla_chunk k = *chunk;
     uint32_t items = k.split ? k.count * k.blocks : k.count;
     if (mla_tuned(args))
-        GPU_LAUNCH(k_mla_attend_tuned, gpuDim3(k_ceil_div(a.heads, MLA_HEADS), items), gpuDim3(MLA_THREADS), stream, a,
+        GPU_LAUNCH_EARLY(k_mla_attend_tuned, gpuDim3(k_ceil_div(a.heads, MLA_HEADS), items), gpuDim3(MLA_THREADS), stream, a,
                    k);
-    else GPU_LAUNCH(k_mla_attend_generic, gpuDim3(a.heads, items), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
+    else GPU_LAUNCH_EARLY(k_mla_attend_generic, gpuDim3(a.heads, items), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
 }
 
 // Attention of a chunk: every key block of its rows, ascending, into k.run.
@@ -581,24 +587,24 @@ static inline void mla_attend_all(gpuStream_t stream, const mla_args *args, mla_
     for (k.block = 0; k.block < all; k.block += step) {
         k.blocks = all - k.block < step ? (uint32_t)(all - k.block) : step;
         mla_attend(stream, args, &k);
-        if (k.split) GPU_LAUNCH(k_mla_merge, gpuDim3(a.heads, k.count), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
+        if (k.split) GPU_LAUNCH_EARLY(k_mla_merge, gpuDim3(a.heads, k.count), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
     }
 }
 
 static inline void k_mla_range(gpuStream_t stream, const mla_args *args) {
     mla_args a = *args;
     if (a.n == 0 || a.heads == 0) return;
-    GPU_LAUNCH(k_mla_rows, gpuDim3(a.n), gpuDim3(MLA_ROW_THREADS), stream, a);
+    GPU_LAUNCH_EARLY(k_mla_rows, gpuDim3(a.n), gpuDim3(MLA_ROW_THREADS), stream, a);
     uint32_t value_rows =
         MLA_VALUE_FLOATS / a.rank < MLA_VALUE_ROWS ? MLA_VALUE_FLOATS / a.rank : (uint32_t)MLA_VALUE_ROWS;
     for (uint32_t first = 0; first < a.n; first += MLA_ROWS) {
         mla_chunk k = mla_chunk_of(args, first);
         if (k.count < 4)
-            GPU_LAUNCH(k_mla_absorb<1>, gpuDim3(a.heads, k.count), gpuDim3(MLA_THREADS), stream, a, k);
+            GPU_LAUNCH_EARLY(k_mla_absorb<1>, gpuDim3(a.heads, k.count), gpuDim3(MLA_THREADS), stream, a, k);
         else
-            GPU_LAUNCH(k_mla_absorb<8>, gpuDim3(a.heads, k_ceil_div(k.count, 8)), gpuDim3(MLA_THREADS), stream, a, k);
+            GPU_LAUNCH_EARLY(k_mla_absorb<8>, gpuDim3(a.heads, k_ceil_div(k.count, 8)), gpuDim3(MLA_THREADS), stream, a, k);
         mla_attend_all(stream, args, k);
-        GPU_LAUNCH(k_mla_value, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)), gpuDim3(MLA_THREADS), stream, a, k,
+        GPU_LAUNCH_EARLY(k_mla_value, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)), gpuDim3(MLA_THREADS), stream, a, k,
                    value_rows);
     }
 }
