@@ -133,30 +133,24 @@ template <bool TUNED> GPU_DEV void kda_prepare(const kda_args &a, const kda_chun
 }
 
 // Norm and gate of the recurrence's outputs, a wave a token.
-template <bool TUNED> GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0, uint32_t count) {
+template <bool TUNED> GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0,
+                                              uint32_t count) {
     gpu_sync();
     for (uint32_t t = gpu_wave(); t < count; t += gpu_nt() / GPU_WAVE) {
         const float *o = c.o + t * a.dim;
         float r = k_rms_factor(k_wave_dot32(o, o, a.dim), a.dim, a.norm_eps);
         size_t at = ((size_t)(t0 + t) * a.heads + head) * a.dim;
-        if (!TUNED || !a.q) {
-            for (uint32_t d = gpu_lane(); d < a.dim; d += GPU_WAVE)
-                a.out[at + d] = a.o_norm[d] * (o[d] * r) * k_sigmoid(a.g[at + d]);
-            continue;
-        }
-        float y[KDA_DIM / GPU_WAVE];
         uint32_t amax = 0;
-        GPU_UNROLL
-        for (uint32_t i = 0; i < KDA_DIM / GPU_WAVE; i++) {
-            const uint32_t d = gpu_lane() + i * GPU_WAVE;
-            y[i] = a.o_norm[d] * (o[d] * r) * k_sigmoid(a.g[at + d]);
-            a.out[at + d] = y[i];
-            amax = gpu_max_u32(amax, k_abs_bits(y[i]));
+        for (uint32_t d = gpu_lane(); d < a.dim; d += GPU_WAVE) {
+            float y = a.o_norm[d] * (o[d] * r) * k_sigmoid(a.g[at + d]);
+            a.out[at + d] = y;
+            amax = gpu_max_u32(amax, k_abs_bits(y));
         }
+        if (!TUNED || !a.q) continue;
         const k_quant k = k_quant_of(gpu_wave_max_u32(amax));
-        GPU_UNROLL
-        for (uint32_t i = 0; i < KDA_DIM / GPU_WAVE; i++)
-            a.q[at + gpu_lane() + i * GPU_WAVE] = (int8_t)k_quant_one(y[i], k);
+        KDA_ROLLED
+        for (uint32_t d = gpu_lane(); d < KDA_DIM; d += GPU_WAVE) // each lane reads what it wrote: registers are scarce
+            a.q[at + d] = (int8_t)k_quant_one(a.out[at + d], k);
         if (gpu_lane() == 0) a.q_scales[(size_t)(t0 + t) * a.heads + head] = k.scale;
     }
 }
