@@ -1,5 +1,5 @@
-/* The emulator's own test: kernels that break a rule of gpu.h must be caught, each in a process of its own.  Which rules
- * a build can see depends on its sanitizer: see the list at the end. */
+/* The emulator's own test: kernels that break a rule of gpu.h must be caught, each in a process of its own.  Which
+ * rules a build can see depends on its sanitizer: see the list at the end. */
 #include "test_kernels.h"
 
 #include <signal.h>
@@ -62,7 +62,9 @@ GPU_KERNEL kern_unwritten(uint32_t *out) {
     GPU_SHARED(lanes, sh);
     out[gpu_tid()] = sh.v[gpu_tid()];
 }
-GPU_KERNEL kern_behind_the_end(uint32_t *out) { out[gpu_tid() + (gpu_tid() == 5 ? THREADS : 0)] = THREADS - 1 - gpu_tid(); }
+GPU_KERNEL kern_behind_the_end(uint32_t *out) {
+    out[gpu_tid() + (gpu_tid() == 5 ? THREADS : 0)] = THREADS - 1 - gpu_tid();
+}
 
 typedef void (*kernel)(uint32_t *);
 

@@ -8,7 +8,15 @@
 
 enum { EXPERTS = 6 };
 
-/* Source bytes of an expert: scales of real experts; of odd experts, now and then one whose half is subnormal, or zero. */
+static ms_expert_shape shape_of(uint32_t hidden, uint32_t inner) {
+    ms_expert_shape s = {};
+    s.hidden = hidden;
+    s.inner = inner;
+    return s;
+}
+
+/* Source bytes of an expert: scales of real experts; of odd experts, now and then one whose half is subnormal, or zero.
+ */
 static std::vector<uint8_t> make_source(uint32_t hidden, uint32_t inner, uint32_t e) {
     size_t matrix = mx_matrix_bytes(hidden, inner), packed = matrix / 17 * 16;
     std::vector<uint8_t> source(3 * matrix);
@@ -62,7 +70,7 @@ struct results {
 };
 
 static results run_oracle(const problem &p, bool fast) {
-    ms_expert_shape s = {p.hidden, p.inner};
+    ms_expert_shape s = shape_of(p.hidden, p.inner);
     ms_scratch_need need = {};
     need.rows = p.n;
     need.expert = s;
@@ -138,8 +146,8 @@ static results run_kernels(const problem &p, bool fast) {
         assert_int_equal(gpuMemcpyAsync(table.as<void>(), host.data(), used, gpuMemcpyHostToDevice, 0), gpuSuccess);
         k_experts_run(0, &a, fast);
     }
-    k_reduce_args r = {{out.as<float>(), nullptr, nullptr}, a.y, w.as<float>(), {norm.as<void>(), fast}, p.n, p.k,
-                       p.hidden, 1e-5f};
+    k_reduce_args r = {
+        {out.as<float>(), nullptr, nullptr}, a.y, w.as<float>(), {norm.as<void>(), fast}, p.n, p.k, p.hidden, 1e-5f};
     (void)k_reduce(0, &r);
     results found = {y.get<float>((size_t)p.n * p.k * p.hidden), out.get<float>((size_t)p.n * p.hidden)};
     for (device *d : slot) delete d;
@@ -211,7 +219,7 @@ static void test_install(void **state) {
     static const uint32_t shapes[][2] = {{128, 96}, {32, 32}, {1088, 64}, {64, 1056}};
     for (const uint32_t *s : shapes) {
         std::vector<uint8_t> source = make_source(s[0], s[1], 5), expected(source.size());
-        assert_int_equal(ms_expert_install(expected.data(), source.data(), {s[0], s[1]}, NULL), MS_OK);
+        assert_int_equal(ms_expert_install(expected.data(), source.data(), shape_of(s[0], s[1]), NULL), MS_OK);
         for (size_t at = 0; at < 19; at += at < 5 ? 1 : 3) {
             std::vector<uint8_t> shifted(at, 0xff);
             shifted.insert(shifted.end(), source.begin(), source.end());
@@ -237,7 +245,8 @@ static void test_bad_scale(void **state) {
         for (int j = 0; j < 3; j++) /* some in the packed bytes, where 255 is a value */
             source[next_random(&random) % 3 * matrix + packed + next_random(&random) % (matrix - packed)] = 255;
         ms_error err = {};
-        assert_int_equal(ms_expert_install(slot_host.data(), source.data(), {hidden, inner}, &err), MS_ERR_FORMAT);
+        assert_int_equal(ms_expert_install(slot_host.data(), source.data(), shape_of(hidden, inner), &err),
+                         MS_ERR_FORMAT);
         device slot(nullptr, source.size());
         uint32_t bad[3], row = 0, group = 0;
         ms_expert_matrix m = MS_W1;
@@ -311,10 +320,10 @@ static void test_fit(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_install), cmocka_unit_test(test_bad_scale),
-                                       cmocka_unit_test(test_table),   cmocka_unit_test(test_items),
-                                       cmocka_unit_test(test_fit),     cmocka_unit_test(test_shapes),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_install),   cmocka_unit_test(test_bad_scale),
+                                       cmocka_unit_test(test_table),     cmocka_unit_test(test_items),
+                                       cmocka_unit_test(test_fit),       cmocka_unit_test(test_shapes),
                                        cmocka_unit_test(test_long_rows), cmocka_unit_test(test_groups),
-                                       cmocka_unit_test(test_values),  cmocka_unit_test(test_scales)};
+                                       cmocka_unit_test(test_values),    cmocka_unit_test(test_scales)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

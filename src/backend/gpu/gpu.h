@@ -284,10 +284,10 @@ GPU_DEV gpu_u4 gpu_load_u4(const void *p) { return *(const gpu_u4 *)p; }
 GPU_DEV gpu_f4 gpu_load_f4(const void *p) { return *(const gpu_f4 *)p; }
 
 #if GPU_HIP || GPU_CUDA
-#define GPU_UNROLL _Pragma("unroll")
+#define GPU_UNROLL   _Pragma("unroll")
 #define GPU_UNROLL_2 _Pragma("unroll 2")
 #define GPU_UNROLL_8 _Pragma("unroll 8")
-#define GPU_ROLLED _Pragma("unroll 1")
+#define GPU_ROLLED   _Pragma("unroll 1")
 #else
 #define GPU_UNROLL
 #define GPU_UNROLL_2
@@ -316,7 +316,7 @@ GPU_DEV void gpu_prefetch(const void *) {}
 #endif
 
 // 16 bytes from memory to shared memory (from == NULL: zeros), 4 bytes likewise; both in the background until
-// gpu_copy_wait<n>: all but the last n batches that gpu_copy_batch() closed are there, for the thread that asked.  Loads
+// gpu_copy_wait<n>: all but the last n batches that gpu_copy_batch() closed are there, for the thread that asked. Loads
 // and stores may pass a copy: a gpu_sync() must lie between it and the last use of what it overwrites.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 GPU_DEV void gpu_copy16(void *to, const void *from) {

@@ -83,10 +83,7 @@ void fetch_begin(ms_backend *be, const void *dev, size_t bytes) {
     g->fetch_uses = g->order.uses;
     g->fetch_installs = g->order.installs;
     uint8_t *to = g->scratch.fetched;
-    (void)gpu_ok(g, gpuMemcpyAsync(to + FETCH_HEAD, dev, bytes, gpuMemcpyDeviceToHost, g->stream), "fetch");
-    if (g->router_calls)
-        (void)gpu_ok(g, gpuMemcpyAsync(to, g->flags + FLAG_ROUTER, sizeof(uint32_t), gpuMemcpyDeviceToHost, g->stream),
-                     "fetch");
+    fetch_words(g, to + FETCH_HEAD, dev, bytes, g->router_calls ? to : nullptr);
     (void)gpu_ok(g, gpuEventRecord(g->fetch_done, g->stream), "fetch");
 }
 

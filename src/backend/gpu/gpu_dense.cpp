@@ -85,8 +85,10 @@ k_row_out row_out(const gpu_backend *g, float *out, uint32_t n, uint32_t dim) {
 }
 // After it.  `quantised`: the kernel was one that leaves the int8 form.
 void rows_out(gpu_backend *g, const k_row_out *to, uint32_t n, uint32_t dim, bool quantised) {
-    if (to->q && quantised) rows_held(g, to->out, n, dim);
-    else rows_written(g, to->out, (size_t)n * dim * sizeof(float));
+    if (to->q && quantised)
+        rows_held(g, to->out, n, dim);
+    else
+        rows_written(g, to->out, (size_t)n * dim * sizeof(float));
 }
 
 void rms_norm(ms_backend *be, float *out, const float *x, uint32_t n, uint32_t dim, const ms_weight *w, float eps) {
@@ -159,8 +161,8 @@ void project(ms_backend *be, const float *x, uint32_t n, const ms_product *produ
     if (quantise) quantise_input(g, &in);
     run_products(g, &in, products, count);
     for (uint32_t i = 0; i < count; i++)
-        rows_written(g, products[i].out, ((size_t)(n - 1) * products[i].out_stride + products[i].weight->rows) *
-                                             sizeof(float));
+        rows_written(g, products[i].out,
+                     ((size_t)(n - 1) * products[i].out_stride + products[i].weight->rows) * sizeof(float));
     launched(g, "project");
 }
 
@@ -210,8 +212,8 @@ void experts_reduce_norm(ms_backend *be, float *out, const float *y, const float
                          uint32_t hidden, const ms_weight *norm, float eps) {
     gpu_backend *g = gpu_of(be);
     settle(g);
-    k_reduce_args a = {row_out(g, out, n, hidden), y, weights, vector_of(g, norm, hidden, "experts_reduce_norm"),
-                       n, k, hidden, eps};
+    k_reduce_args a = {
+        row_out(g, out, n, hidden), y, weights, vector_of(g, norm, hidden, "experts_reduce_norm"), n, k, hidden, eps};
     if (!a.norm.data || !n) return;
     rows_out(g, &a.to, n, hidden, k_reduce(g->stream, &a));
     launched(g, "experts_reduce_norm");

@@ -160,6 +160,9 @@ void rows_written(gpu_backend *g, const void *p, size_t bytes);
 bool rows_fit(const gpu_backend *g, uint32_t n, uint32_t cols);
 void rows_held(gpu_backend *g, const float *x, uint32_t n, uint32_t cols);
 
+// To pinned memory: `bytes` from dev, and the router's flag to `flag` unless NULL (gpu_moe.cpp).
+void fetch_words(gpu_backend *g, void *to, const void *dev, size_t bytes, void *flag);
+
 uint64_t mix_scratch_need(const ms_scratch_need *n);   // floats a row of gpu_scratch.mix (gpu_dense.cpp)
 uint64_t mla_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.mla (gpu_attention.cpp)
 uint64_t

@@ -8,6 +8,22 @@
 
 #include <string.h>
 
+// A few words go by a kernel: copies would wait for the kernel before them to end, and the next one for them.
+void fetch_words(gpu_backend *g, void *to, const void *dev, size_t bytes, void *flag) {
+    if (bytes % sizeof(uint32_t) == 0 && bytes <= K_FETCH_WORDS * sizeof(uint32_t)) {
+        k_fetch_args a = {(uint32_t *)to, (const uint32_t *)dev, (uint32_t)(bytes / sizeof(uint32_t)), (uint32_t *)flag,
+                          g->flags + FLAG_ROUTER};
+        k_fetch(g->stream, &a);
+        launched(g, "fetch");
+        return;
+    }
+    (void)gpu_ok(g, gpuMemcpyAsync(to, dev, bytes, gpuMemcpyDeviceToHost, g->stream), "fetch");
+    if (flag)
+        (void)gpu_ok(g,
+                     gpuMemcpyAsync(flag, g->flags + FLAG_ROUTER, sizeof(uint32_t), gpuMemcpyDeviceToHost, g->stream),
+                     "fetch");
+}
+
 uint64_t table_scratch_need(const ms_scratch_need *n) { return (experts_table_bytes(n->pairs) + 63) / 64 * 64; }
 
 namespace {
@@ -70,8 +86,7 @@ bool send_table(gpu_backend *g, expert_table *table, const ms_expert_batch *batc
     if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return false;
     experts_table_build(table, &bytes, host, sc->table, batches, count);
     g->next_table = (i + 1) % TABLES;
-    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, host, bytes, gpuMemcpyHostToDevice, g->stream),
-                 "experts_run");
+    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, host, bytes, gpuMemcpyHostToDevice, g->stream), "experts_run");
     return gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
 }
 
@@ -96,8 +111,10 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     a.act = sc->e_act;
     a.y = y;
     slots_use(g, batches, count);
-    if (is_fast(g) && experts_all_single(batches, count)) k_experts_singles(g->stream, &a, batches, count);
-    else if (send_table(g, &a.table, batches, count)) k_experts_run(g->stream, &a, is_fast(g));
+    if (is_fast(g) && experts_all_single(batches, count))
+        k_experts_singles(g->stream, &a, batches, count);
+    else if (send_table(g, &a.table, batches, count))
+        k_experts_run(g->stream, &a, is_fast(g));
     slots_used(g, batches, count);
     rows_written(g, y, (size_t)sc->need.pairs * s.hidden * sizeof *y);
     launched(g, "experts_run");

@@ -151,6 +151,7 @@ typedef struct k_split_shared {
     float scale[K_SPLIT_DOTS];
 } k_split_shared;
 
+// Asks for the first step of a wave's tile while the kernel before this one still runs.  More than that is slower.
 GPU_DEV void k_split_prefetch(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t slice) {
     const uint32_t lane = gpu_lane();
     const size_t stride = k_q8_stride(a->cols), at = (size_t)slice * 4 * K_Q8_GROUP + lane % 4 * 128;
@@ -468,8 +469,8 @@ template <int ROWS> GPU_DEV void k_dot_store(const float (&s)[ROWS], float *out,
 }
 
 // ROWS (1 or 4) rows times up to NX input rows by dot32: the lanes are the partial sums.
-template <int NX, int ROWS> GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t row0,
-                                                    uint32_t x0) {
+template <int NX, int ROWS>
+GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t x0) {
     const uint32_t lane = gpu_lane(), cols = a->cols, last = p->rows - 1;
     float s[NX][ROWS];
     GPU_UNROLL
@@ -479,10 +480,10 @@ template <int NX, int ROWS> GPU_DEV void k_dot_tile(const k_product *p, const k_
     }
     uint32_t at = 0;
     if (p->mode == K_MODE_BF16 && p->rows > 1 && cols % 8 == 0) {
-        if (ROWS == 1) at = k_dot_blocks<NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1>(s, p, a, row0, x0, at);
+        if (ROWS == 1) at = k_dot_blocks < NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1 > (s, p, a, row0, x0, at);
         at = k_dot_blocks<NX, ROWS, 1>(s, p, a, row0, x0, at);
     } else if (p->mode == K_MODE_Q8_EXACT) {
-        if (ROWS == 1) at = k_dot_groups<NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1>(s, p, a, row0, x0, at);
+        if (ROWS == 1) at = k_dot_groups < NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1 > (s, p, a, row0, x0, at);
         at = k_dot_groups<NX, ROWS, 1>(s, p, a, row0, x0, at);
     }
     GPU_ROLLED
@@ -531,6 +532,7 @@ GPU_DEV void k_few_bf16(k_few_shared &sh, const k_product *p, const k_project_ar
     const gpu_bf16 *data = (const gpu_bf16 *)p->data + (size_t)(row < last ? row : last) * a->cols;
     gpu_u4 w[K_FEW_DEEP] = {};
     k_few_fetch(w, data, 0, whole);
+    for (uint32_t at = K_FEW_DEEP * K_BF16_BLOCK + lane * 64; at < whole; at += GPU_WAVE * 64) gpu_prefetch(data + at);
     k_few_input(sh, a);
     float s = 0.0f;
     GPU_ROLLED

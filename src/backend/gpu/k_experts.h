@@ -9,8 +9,8 @@
 
 enum {
     EXPERT_THREADS = 128,
-    // GPU_BOUNDS of the products: 120 registers on AMD, 128 on NVIDIA.
-    // EXPERT_TOGETHER: groups of a wave whose weights are under way at a time.
+// GPU_BOUNDS of the products: 120 registers on AMD, 128 on NVIDIA.
+// EXPERT_TOGETHER: groups of a wave whose weights are under way at a time.
 #if GPU_HIP
     EXPERT_RESIDENT = 6,
     EXPERT_TOGETHER = 2
@@ -21,10 +21,10 @@ enum {
 };
 
 #if GPU_HIP || GPU_CUDA
-  #define EXPERT_PRAGMA(x) _Pragma(#x)
-  #define EXPERT_UNROLL(n) EXPERT_PRAGMA(unroll n)
+#define EXPERT_PRAGMA(x) _Pragma(#x)
+#define EXPERT_UNROLL(n) EXPERT_PRAGMA(unroll n)
 #else
-  #define EXPERT_UNROLL(n) (void)n;
+#define EXPERT_UNROLL(n) (void)n;
 #endif
 
 enum { EXPERT_QUANT_THREADS = 256 };
@@ -95,15 +95,13 @@ GPU_DEV void experts_groups(float (&acc)[MATS], const experts_shared &sh, const 
     }
 }
 
-// Asks for the first weights of this wave.
+// Asks for the first weights of this wave while the kernel before this one still runs.  More than that is slower.
 template <int MATS> GPU_DEV void experts_prefetch(const uint8_t *const (&tile)[MATS], uint32_t groups) {
+    // A wave's group is 512 bytes of every 2048: four lanes ask for it.
+    const uint32_t g = gpu_wave() + gpu_lane() / 4 * 4;
+    if (gpu_lane() / 4 >= EXPERT_TOGETHER || g >= groups) return;
     GPU_UNROLL
-    for (uint32_t i = 0; i < EXPERT_TOGETHER; i++) {
-        uint32_t g = gpu_wave() + 4 * i;
-        GPU_UNROLL
-        for (int m = 0; m < MATS; m++)
-            if (g < groups) gpu_prefetch(tile[m] + ((size_t)g * K_TILE + gpu_lane()) * K_MX_BYTES);
-    }
+    for (int m = 0; m < MATS; m++) gpu_prefetch(tile[m] + (size_t)g * K_TILE * K_MX_BYTES + gpu_lane() % 4 * 128);
 }
 
 // The products of a tile (or pair of tiles) with a row; the partial sums are in sh.part after it.

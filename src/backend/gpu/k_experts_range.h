@@ -1,10 +1,11 @@
 // k_experts_range.h - routed MXFP4 experts for many rows, on the int8 matrix units.
 //
-// Work: a block takes an item (rows of one expert) through two tiles of 32 weight rows: gate and up, or two tiles of the
+// Work: a block takes an item (rows of one expert) through two tiles of 32 weight rows: gate and up, or two tiles of
+// the
 //   down product.  Wave w has the groups g of 32 columns with g % 4 == w % 4, which are one partial sum of the group
 //   dots, and MX_HALVES times 16 weight rows, number w / 4: so a weight is fetched and unpacked by one wave, straight
-//   from memory, and an accumulator is one register.  Rows come through shared memory, four groups a stage, MX_STAGES - 1
-//   stages ahead.
+//   from memory, and an accumulator is one register.  Rows come through shared memory, four groups a stage, MX_STAGES -
+//   1 stages ahead.
 // Sums: an integer dot begins at the bits of 1.5 * 2^23, so that it is a float at once (less that number):
 //   |dot| <= 32 * 12 * 127 < 2^22.  Where the scales of the weights are moderate powers of two, one fma takes that
 //   number off and multiplies by the weight's scale, exactly, and another one by the row's: the bits of
@@ -52,8 +53,9 @@ template <int ROWS> struct mx_source {
 };
 
 // q and scales: [..][groups]; the item's rows are index[0 .. count).
-template <int ROWS> GPU_DEV void mx_source_of(mx_source<ROWS> &s, const uint8_t *q, const float *scales,
-                                              const uint32_t *index, uint32_t count, uint32_t groups) {
+template <int ROWS>
+GPU_DEV void mx_source_of(mx_source<ROWS> &s, const uint8_t *q, const float *scales, const uint32_t *index,
+                          uint32_t count, uint32_t groups) {
     GPU_UNROLL
     for (uint32_t j = 0; j < mx_source<ROWS>::PIECES; j++) {
         const uint32_t i = gpu_tid() + j * MX_THREADS, r = i / 8, part = i % 8;
@@ -103,7 +105,8 @@ struct mx_weights {
 };
 
 GPU_DEV mx_weights mx_weights_of(const uint8_t *tile, uint32_t groups) {
-    const uint32_t of = gpu_uniform(gpu_wave() % 4), row0 = MX_HALVES == 2 ? 0 : gpu_uniform(gpu_wave() / 4 % 2 * GPU_S8_ROWS);
+    const uint32_t of = gpu_uniform(gpu_wave() % 4),
+                   row0 = MX_HALVES == 2 ? 0 : gpu_uniform(gpu_wave() / 4 % 2 * GPU_S8_ROWS);
     mx_weights w = {nullptr, nullptr, 0};
     if (!tile) return w;
     const size_t row = (size_t)of * K_TILE + row0 + gpu_s8_row(0);
@@ -184,22 +187,23 @@ GPU_DEV void mx_rows(uint32_t (&right)[GPU_S8_RIGHT], float (&scale)[GPU_S8_LANE
     for (uint32_t c = 0; c < GPU_S8_LANE_COLS; c++) scale[c] = scales[first + gpu_s8_col(c)];
 #else
     const uint32_t *u = x[first + gpu_lane() / 4][0].v, t = gpu_lane() % 4;
-  #if MX_NATURAL
+#if MX_NATURAL
     gpu_u2 two = gpu_load_u2(u + 2 * t);
     right[0] = two.v[0];
     right[1] = two.v[1];
-  #else
+#else
     right[0] = u[mx_word(t, 0)];
     right[1] = u[mx_word(t, 1)];
-  #endif
+#endif
     gpu_u2 s = gpu_load_u2(scales + first + gpu_s8_col(0));
     scale[0] = gpu_as_f32(s.v[0]);
     scale[1] = gpu_as_f32(s.v[1]);
 #endif
 }
 
-// The dots of a group with BLOCKS columns of rows, into the sums.  PLAIN: see the head of this file.  In between, so that
-// no unit of the processor waits for another: the copies of the next stage are asked for, and the next weights unpacked.
+// The dots of a group with BLOCKS columns of rows, into the sums.  PLAIN: see the head of this file.  In between, so
+// that no unit of the processor waits for another: the copies of the next stage are asked for, and the next weights
+// unpacked.
 template <int ROWS, int BLOCKS, bool PLAIN>
 GPU_DEV mx_left mx_group(mx_sums<ROWS> &sum, const mx_stage<ROWS> &in, uint32_t of, const mx_left &w,
                          mx_stage<ROWS> &to, mx_source<ROWS> &source, uint32_t copy_g0, const mx_packed &next) {
@@ -228,8 +232,10 @@ GPU_DEV mx_left mx_group(mx_sums<ROWS> &sum, const mx_stage<ROWS> &in, uint32_t 
                 const uint32_t r = gpu_s8_row_of(i);
                 const float d = gpu_as_f32((uint32_t)dot[i]), xs = x_s[gpu_s8_col_of(i)];
                 float *p = &sum.v[m][n][i];
-                if (PLAIN) *p = gpu_fma(gpu_fma(d, w.scale[m][r], off[m][r]), xs, *p);
-                else *p = gpu_fma(d - 12582912.0f, w.scale[m][r] * xs, *p);
+                if (PLAIN)
+                    *p = gpu_fma(gpu_fma(d, w.scale[m][r], off[m][r]), xs, *p);
+                else
+                    *p = gpu_fma(d - 12582912.0f, w.scale[m][r] * xs, *p);
             }
         }
     }
@@ -283,11 +289,16 @@ GPU_DEV void mx_products(mx_sums<ROWS> &sum, mx_shared<ROWS> &sh, mx_source<ROWS
     GPU_UNROLL
     for (int i = 0; i < MX_HALVES * ALL * GPU_S8_SUMS; i++)
         sum.v[i / GPU_S8_SUMS / ALL][i / GPU_S8_SUMS % ALL][i % GPU_S8_SUMS] = 0.0f;
-    if (blocks <= FOUR) mx_walk<ROWS, FOUR>(sum, sh, source, weights);
-    else if (blocks <= THREE) mx_walk<ROWS, THREE>(sum, sh, source, weights);
-    else if (blocks <= TWO) mx_walk<ROWS, TWO>(sum, sh, source, weights);
-    else if (blocks <= ONE) mx_walk<ROWS, ONE>(sum, sh, source, weights);
-    else mx_walk<ROWS, ALL>(sum, sh, source, weights);
+    if (blocks <= FOUR)
+        mx_walk<ROWS, FOUR>(sum, sh, source, weights);
+    else if (blocks <= THREE)
+        mx_walk<ROWS, THREE>(sum, sh, source, weights);
+    else if (blocks <= TWO)
+        mx_walk<ROWS, TWO>(sum, sh, source, weights);
+    else if (blocks <= ONE)
+        mx_walk<ROWS, ONE>(sum, sh, source, weights);
+    else
+        mx_walk<ROWS, ALL>(sum, sh, source, weights);
 }
 
 // ---------------------------------------------------------------- results
@@ -311,9 +322,9 @@ template <int ROWS> GPU_DEV float mx_get(const mx_shared<ROWS> &sh, uint32_t x, 
 }
 
 #if GPU_HIP
-  #define MX_BOUNDS(rows) GPU_BOUNDS(MX_THREADS, 1)
+#define MX_BOUNDS(rows) GPU_BOUNDS(MX_THREADS, 1)
 #else
-  #define MX_BOUNDS(rows) GPU_BOUNDS(MX_THREADS, (rows) > EXPERT_FEW ? 1 : 2)
+#define MX_BOUNDS(rows) GPU_BOUNDS(MX_THREADS, (rows) > EXPERT_FEW ? 1 : 2)
 #endif
 
 // Blocks: the tiles of the first item, of the second, ...
@@ -325,7 +336,8 @@ template <int ROWS> GPU_KERNEL MX_BOUNDS(ROWS) k_experts_inner_range(experts_arg
     mx_source<ROWS> source;
     mx_source_of(source, a.z_q, a.z_s, a.table.row + item.first, item.count, groups);
     mx_sums<ROWS> sum;
-    mx_products(sum, sh, source, item.slot + (2 * (size_t)tile + gpu_uniform(gpu_wave() / (8 / MX_HALVES))) * mx_tile_bytes(groups));
+    mx_products(sum, sh, source,
+                item.slot + (2 * (size_t)tile + gpu_uniform(gpu_wave() / (8 / MX_HALVES))) * mx_tile_bytes(groups));
     const uint32_t *pairs = a.table.pair + item.first;
     GPU_UNROLL
     for (uint32_t pass = 0; pass < (ROWS + MX_PASS - 1) / MX_PASS; pass++) {
@@ -372,8 +384,10 @@ static inline void mx_launch(gpuStream_t stream, const experts_args *args, uint3
     const uint32_t most = MX_ITEM_BLOCKS / tiles ? MX_ITEM_BLOCKS / tiles : 1;
     for (uint32_t done = 0; done < count; done += most) {
         const uint32_t at = first + done, n = count - done < most ? count - done : most;
-        if (INNER) GPU_LAUNCH(k_experts_inner_range<ROWS>, gpuDim3(n * tiles), gpuDim3(MX_THREADS), stream, a, at);
-        else GPU_LAUNCH(k_experts_outer_range<ROWS>, gpuDim3(n * tiles), gpuDim3(MX_THREADS), stream, a, at);
+        if (INNER)
+            GPU_LAUNCH(k_experts_inner_range<ROWS>, gpuDim3(n * tiles), gpuDim3(MX_THREADS), stream, a, at);
+        else
+            GPU_LAUNCH(k_experts_outer_range<ROWS>, gpuDim3(n * tiles), gpuDim3(MX_THREADS), stream, a, at);
     }
 }
 

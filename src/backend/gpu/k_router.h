@@ -212,5 +212,26 @@ static void k_router(gpuStream_t stream, const k_router_args *a) {
     if (!a->n) return;
     if (a->top_k <= K_ROUTER_FEW && a->experts <= K_ROUTER_FEW_EXPERTS)
         GPU_LAUNCH_EARLY(kern_router_few, a->n, K_ROUTER_BLOCK, stream, *a);
-    else GPU_LAUNCH_EARLY(kern_router, a->n, K_ROUTER_BLOCK, stream, *a);
+    else
+        GPU_LAUNCH_EARLY(kern_router, a->n, K_ROUTER_BLOCK, stream, *a);
+}
+
+// ---------------------------------------------------------------- words for the host
+enum { K_FETCH_WORDS = 1024 };
+typedef struct k_fetch_args {
+    uint32_t *to; // host memory that the device sees
+    const uint32_t *from;
+    uint32_t count; // at most K_FETCH_WORDS
+    uint32_t *flag; // not NULL: *flag = *bad
+    const uint32_t *bad;
+} k_fetch_args;
+
+GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 1) kern_fetch(k_fetch_args a) {
+    gpu_begin();
+    for (uint32_t i = gpu_tid(); i < a.count; i += K_ROUTER_BLOCK) a.to[i] = a.from[i];
+    if (gpu_tid() == 0 && a.flag) *a.flag = *a.bad;
+}
+
+static inline void k_fetch(gpuStream_t stream, const k_fetch_args *a) {
+    GPU_LAUNCH_EARLY(kern_fetch, 1, K_ROUTER_BLOCK, stream, *a);
 }

@@ -1,10 +1,10 @@
-// k_rows.h - what is done to whole rows: norms, mixes, the weighted sum of experts, sums; each can leave the int8 form of
-// its result for the products that follow (docs/numerics.md, 2 and 4).
+// k_rows.h - what is done to whole rows: norms, mixes, the weighted sum of experts, sums; each can leave the int8 form
+// of its result for the products that follow (docs/numerics.md, 2 and 4).
 //
 // Work: a block has a row.  Its dot product with itself is the work of one wave, in the order of dot32; everything else
-//   is shared by all threads, which own four neighbouring columns each, so that a wave has a group of 128.  The scores of
-//   a mix are a launch of their own, a block for each source.  Rows that are longer than K_ROW_KEPT, or no multiple of
-//   four, take the plain form.
+//   is shared by all threads, which own four neighbouring columns each, so that a wave has a group of 128.  The scores
+//   of a mix are a launch of their own, a block for each source.  Rows that are longer than K_ROW_KEPT, or no multiple
+//   of four, take the plain form.
 // Owns: nothing.  Errors: launchers do not fail; the caller asks gpuGetLastError().
 #pragma once
 #include "backend/gpu/k_common.h"
@@ -67,8 +67,8 @@ GPU_DEV void k_row_finish(k_row_shared *sh, const k_row_out *to, size_t row, k_v
         if (!to->q) continue;
         const k_quant k = k_quant_of(gpu_wave_max_u32(amax));
         const size_t at = row * groups + g;
-        ((uint32_t *)(to->q + at * K_Q8_GROUP))[gpu_lane()] = k_pack4(
-            k_quant_one(x.v[0], k), k_quant_one(x.v[1], k), k_quant_one(x.v[2], k), k_quant_one(x.v[3], k));
+        ((uint32_t *)(to->q + at * K_Q8_GROUP))[gpu_lane()] =
+            k_pack4(k_quant_one(x.v[0], k), k_quant_one(x.v[1], k), k_quant_one(x.v[2], k), k_quant_one(x.v[3], k));
         if (gpu_lane() == 0) to->scales[at] = k.scale;
     }
 }
@@ -116,8 +116,10 @@ GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 2) kern_rms_norm_plain(k_rms_norm_args a) {
 // Whether the int8 form is left too.
 static inline bool k_rms_norm(gpuStream_t stream, const k_rms_norm_args *a) {
     const bool fits = k_row_fits(a->dim);
-    if (a->n && fits) GPU_LAUNCH_EARLY(kern_rms_norm, a->n, K_ROW_BLOCK, stream, *a);
-    else if (a->n) GPU_LAUNCH_EARLY(kern_rms_norm_plain, a->n, K_PLAIN_BLOCK, stream, *a);
+    if (a->n && fits)
+        GPU_LAUNCH_EARLY(kern_rms_norm, a->n, K_ROW_BLOCK, stream, *a);
+    else if (a->n)
+        GPU_LAUNCH_EARLY(kern_rms_norm_plain, a->n, K_PLAIN_BLOCK, stream, *a);
     return fits;
 }
 
@@ -175,7 +177,8 @@ typedef struct k_score_piece {
     gpu_f4 u[K_SCORE_EACH], v[K_SCORE_EACH];
 } k_score_piece;
 
-GPU_DEV void k_score_load(k_score_piece *p, const k_mix_args *a, const float *v, uint32_t first, bool adds, size_t row) {
+GPU_DEV void k_score_load(k_score_piece *p, const k_mix_args *a, const float *v, uint32_t first, bool adds,
+                          size_t row) {
     GPU_UNROLL
     for (uint32_t j = 0; j < K_SCORE_EACH; j++) {
         const uint32_t at = first + (gpu_tid() + j * K_SCORE_BLOCK) * 4;
@@ -241,21 +244,35 @@ GPU_DEV void k_mix_factors(float *p, uint32_t sources) {
     gpu_sync();
 }
 
+enum { K_MIX_EARLY = 8 };
 GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_mix_rows(k_mix_args a) {
     GPU_SHARED(k_row_shared, sh);
     gpu_begin();
     const size_t row = gpu_bx();
     const uint32_t sources = a.block_count + 1;
     if (gpu_tid() < sources) sh.p[gpu_tid()] = a.scores[row * K_MIX_SOURCES + gpu_tid()];
+    // The first values of a thread are under way while the factors are made.
+    gpu_f4 early[K_MIX_EARLY] = {};
+    GPU_UNROLL
+    for (uint32_t s = 0; s < K_MIX_EARLY; s++)
+        if (s < sources && gpu_tid() * 4 < a.dim) early[s] = gpu_load_f4(k_mix_source(&a, s, row) + gpu_tid() * 4);
     k_mix_factors(sh.p, sources);
     for (uint32_t i = gpu_tid() * 4; i < a.dim; i += K_ROW_BLOCK * 4) {
         gpu_f4 y = {{0.0f, 0.0f, 0.0f, 0.0f}};
-        GPU_UNROLL_8
-        for (uint32_t s = 0; s < sources; s++) {
-            const gpu_f4 v = gpu_load_f4(k_mix_source(&a, s, row) + i);
-            const float p = sh.p[s];
+        uint32_t s = 0;
+        if (i < K_ROW_BLOCK * 4) {
             GPU_UNROLL
-            for (int e = 0; e < 4; e++) y.v[e] = gpu_fma(p, v.v[e], y.v[e]);
+            for (; s < K_MIX_EARLY; s++) {
+                if (s >= sources) break;
+                GPU_UNROLL
+                for (int e = 0; e < 4; e++) y.v[e] = gpu_fma(sh.p[s], early[s].v[e], y.v[e]);
+            }
+        }
+        GPU_UNROLL_8
+        for (; s < sources; s++) {
+            const gpu_f4 v = gpu_load_f4(k_mix_source(&a, s, row) + i);
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) y.v[e] = gpu_fma(sh.p[s], v.v[e], y.v[e]);
         }
         *(gpu_f4 *)&sh.y[i] = y;
     }
@@ -351,7 +368,9 @@ GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 4) kern_reduce_plain(k_reduce_args a) {
 // Whether the int8 form is left too.
 static inline bool k_reduce(gpuStream_t stream, const k_reduce_args *a) {
     const bool fits = k_row_fits(a->hidden);
-    if (a->n && fits) GPU_LAUNCH_EARLY(kern_reduce, a->n, K_ROW_BLOCK, stream, *a);
-    else if (a->n) GPU_LAUNCH_EARLY(kern_reduce_plain, a->n, K_PLAIN_BLOCK, stream, *a);
+    if (a->n && fits)
+        GPU_LAUNCH_EARLY(kern_reduce, a->n, K_ROW_BLOCK, stream, *a);
+    else if (a->n)
+        GPU_LAUNCH_EARLY(kern_reduce_plain, a->n, K_PLAIN_BLOCK, stream, *a);
     return fits;
 }
