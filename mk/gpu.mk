@@ -41,7 +41,8 @@ EMU_LIB  := $(BUILD)/libmoonshine_emu.so
 HIP_LIB  := $(BUILD)/libmoonshine_hip.so
 CUDA_LIB := $(BUILD)/libmoonshine_cuda.so
 
-.PHONY: gpu-emu gpu-test gpu-check gpu-check-emu gpu-check-hip gpu-check-cuda
+.PHONY: gpu-emu gpu-test gpu-check gpu-check-quick gpu-check-emu gpu-check-orders gpu-check-self gpu-check-hip \
+        gpu-check-cuda
 gpu-emu: $(EMU_LIB) ## the GPU backend on the emulator, for tests
 ifneq ($(filter-out hip cuda,$(GPU)),)
 $(error GPU=$(GPU): expected hip or cuda)
@@ -192,6 +193,30 @@ gpu-check: ## GPU kernels without a GPU: emulator in three orders, sanitizers, A
 	+@failed=; for t in gpu-check-emu gpu-check-hip gpu-check-cuda; do \
 	    $(MAKE) --no-print-directory $$t || failed="$$failed $$t"; done; \
 	if [ -n "$$failed" ]; then echo "$@: FAIL:$$failed"; exit 1; fi; echo '$@: PASS'
+
+gpu-check-quick: ## the part of gpu-check that takes minutes, for test.sh
+	+@failed=; for t in gpu-check-orders gpu-check-self gpu-check-hip gpu-check-cuda; do \
+	    $(MAKE) --no-print-directory $$t >'$(BUILD)'/$$t.log 2>&1 || { failed="$$failed $$t"; cat '$(BUILD)'/$$t.log; }; \
+	    grep '^gpu-check:' '$(BUILD)'/$$t.log || true; done; \
+	if [ -n "$$failed" ]; then echo "$@: FAIL:$$failed"; exit 1; fi; echo '$@: PASS'
+
+# The orders of threads that a plain run of the tests does not use, on what covers every kernel.
+ORDER_TESTS := $(addprefix $(BUILD)/tests/gpu/,test_ops_gpu test_kernels_experts test_kernels_kda)
+gpu-check-orders: $(EMU_LIB) $(ORDER_TESTS)
+	@for o in rev rand; do GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(ORDER_TESTS) || exit 1; done
+
+# The emulator's own test with each checker: it needs nothing of the library.
+SELF_TESTS := $(addprefix $(BUILD)/emu/self-,plain address thread)
+$(SELF_TESTS): $(BUILD)/emu/self-%: tests/gpu/test_emulator.cpp tests/gpu/test_kernels.h $(GPU_DIR)/gpu_emu.cpp \
+               $(GPU_DEPS) $(BUILD)/gpu-emu.flags
+	@mkdir -p $(@D)
+	$(call say,CXX,$@)
+	$(Q)$(CXX) $(EMU_FLAGS) $(if $(filter plain,$*),,-fsanitize=$*) -c $< -o $@.o
+	$(Q)$(CXX) $(EMU_FLAGS) $(if $(filter address,$*),-fsanitize=address) -c $(GPU_DIR)/gpu_emu.cpp -o $@-emu.o
+	$(Q)$(CXX) -pthread $(if $(filter plain,$*),,-fsanitize=$*) $@.o $@-emu.o -lcmocka -o $@
+gpu-check-self: $(SELF_TESTS)
+	@fixed=; if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \
+	for t in $(SELF_TESTS); do $$fixed $$t || exit 1; done
 
 gpu-check-emu: $(EMU_LIB) $(GPU_TESTS) $(KERNEL_TESTS)
 	@for o in fwd rev rand; do echo "emulator, thread order $$o:"; \
