@@ -18,6 +18,7 @@ step tools/install_deps.sh
 step tools/install_clients.sh browser
 step make -j"$(nproc)" BUILD=build all tests
 step tools/check_layers.sh
+step make -j"$(nproc)" BUILD=build gpu-check-quick
 
 mapfile -t programs < <(make -s BUILD=build list-tests)
 BUILD=build exec tests/run.sh "${programs[@]}" tests/server/{sdk,ui}/*.test.js

@@ -69,7 +69,16 @@ static const ms_option options[] = {
      .help = "Also write the table there."},
 };
 
-typedef enum case_kind { CASE_PROJECT, CASE_MLP, CASE_ROUTER, CASE_EXPERTS, CASE_KDA, CASE_MLA } case_kind;
+typedef enum case_kind {
+    CASE_PROJECT,
+    CASE_MLP,
+    CASE_ROUTER,
+    CASE_EXPERTS,
+    CASE_KDA,
+    CASE_MLA,
+    CASE_MIX,
+    CASE_SUM
+} case_kind;
 
 typedef struct bench_case {
     const char *name;
@@ -90,6 +99,7 @@ enum {
     EXPERTS = 896,
     HEADS = 96,
     TOP = 16,
+    BLOCKS = 8, /* closed blocks of the last layers */
     HEAD_DIM = 128,
     EXTRA = 64,
     RANK = 512,
@@ -114,6 +124,8 @@ static const bench_case cases[] = {
     {"kda", CASE_KDA, MS_FORMAT_F32, HEADS, HEAD_DIM, 1, 1},
     {"mla, 4096 cached", CASE_MLA, MS_FORMAT_BF16, HEADS, RANK, 4096, 1},
     {"mla, 32768 cached", CASE_MLA, MS_FORMAT_BF16, HEADS, RANK, 32768, 1},
+    {"residual mix", CASE_MIX, MS_FORMAT_F32, BLOCKS, HIDDEN, 1, 1},
+    {"sum of experts", CASE_SUM, MS_FORMAT_F32, TOP, LATENT, 1, 1},
     {"q8 project", CASE_PROJECT, MS_FORMAT_Q8, INNER, HIDDEN, 1, 512},
     {"q8 project", CASE_PROJECT, MS_FORMAT_Q8, INNER, HIDDEN, 1, 4096},
     {"bf16 project", CASE_PROJECT, MS_FORMAT_BF16, INNER, HIDDEN, 1, 512},
@@ -124,6 +136,8 @@ static const bench_case cases[] = {
     {"bf16 router", CASE_ROUTER, MS_FORMAT_BF16, EXPERTS, HIDDEN, 1, 512},
     {"kda", CASE_KDA, MS_FORMAT_F32, HEADS, HEAD_DIM, 1, 512},
     {"mla, empty cache", CASE_MLA, MS_FORMAT_BF16, HEADS, RANK, 0, 512},
+    {"residual mix", CASE_MIX, MS_FORMAT_F32, BLOCKS, HIDDEN, 1, 512},
+    {"sum of experts", CASE_SUM, MS_FORMAT_F32, TOP, LATENT, 1, 512},
 };
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
@@ -415,6 +429,30 @@ static void run_mla(job *j, uint32_t set) {
     j->be->mla_range(j->be, &mla, &io, c->n);
 }
 
+/* Mix: c.rows closed blocks and the running sum; sum: c.rows results a row.  Both with the norm behind them. */
+static ms_status begin_rows(job *j, ms_scratch_need *need, ms_error *err) {
+    const bench_case *c = &j->c;
+    const uint32_t sources = c->rows + (c->kind == CASE_MIX);
+    need->input_cols = c->cols;
+    j->bytes = (uint64_t)c->n * sources * c->cols * sizeof(float);
+    j->flops = (c->kind == CASE_MIX ? 6.0 : 2.0) * c->n * sources * c->cols;
+    j->sets = 1;
+    MS_TRY(in_and_out(j, (size_t)c->n * sources * c->cols, (size_t)c->n * c->cols, err));
+    MS_TRY(device_floats(j, &j->extra, &j->extra_bytes, (size_t)c->n * c->rows, err));
+    MS_TRY(make_weight(j, &j->vector[0], MS_FORMAT_F32, 1, c->cols, err));
+    return make_weight(j, &j->vector[1], MS_FORMAT_F32, 1, c->cols, err);
+}
+
+static void run_rows(job *j, uint32_t set) {
+    const bench_case *c = &j->c;
+    const size_t rows = (size_t)c->n * c->cols;
+    (void)set;
+    ms_mix mix = {.blocks = j->x, .block_stride = rows, .block_count = c->rows, .prefix = j->x + c->rows * rows,
+                  .score = &j->vector[0]};
+    if (c->kind == CASE_MIX) j->be->mix_norm(j->be, j->out, &mix, c->n, c->cols, 1e-5f, &j->vector[1]);
+    else j->be->experts_reduce_norm(j->be, j->out, j->x, j->extra, c->n, c->rows, c->cols, &j->vector[1], 1e-5f);
+}
+
 static const struct {
     ms_status (*begin)(job *j, ms_scratch_need *need, ms_error *err);
     void (*run)(job *j, uint32_t set);
@@ -422,6 +460,7 @@ static const struct {
     [CASE_PROJECT] = {begin_dense, run_dense},     [CASE_MLP] = {begin_dense, run_dense},
     [CASE_ROUTER] = {begin_dense, run_dense},      [CASE_EXPERTS] = {begin_experts, run_experts},
     [CASE_KDA] = {begin_kda, run_kda},             [CASE_MLA] = {begin_mla, run_mla},
+    [CASE_MIX] = {begin_rows, run_rows},           [CASE_SUM] = {begin_rows, run_rows},
 };
 
 /* ------------------------------------------------------------------ timing */
@@ -483,7 +522,8 @@ static bench_case shrunk(const bench_case *c, int shapes) {
     bench_case s = *c;
     if (!shapes) return s;
     bool attention = c->kind == CASE_KDA || c->kind == CASE_MLA;
-    s.rows /= SMALL_DIVISOR;
+    bool whole = c->kind == CASE_MIX || c->kind == CASE_SUM;
+    if (!whole) s.rows /= SMALL_DIVISOR;
     if (!attention) s.cols /= SMALL_DIVISOR;
     if (c->kind == CASE_EXPERTS && c->n > 1 && c->count > TOP) s.count /= SMALL_DIVISOR;
     if (c->kind == CASE_MLA) s.count /= SMALL_DIVISOR;
@@ -510,8 +550,8 @@ static void report(const job *j, double seconds, const rates *r, ms_text *csv) {
     if (r->matrix > 0) printf("%6.1f%%\n", 100 * of_matrix);
     else puts("      -");
     (void)fflush(stdout);
-    ms_text_printf(csv, "%s,%" PRIu32 ",%" PRIu32 ",%" PRIu32 ",%.3f,%.3f,%.4f,%.4f,%.4f\n",
-                   j->c.kind == CASE_MLA ? "mla" : j->c.name, j->c.rows, j->c.cols, j->c.n, seconds * 1e6, bytes * 1e-9,
+    ms_text_printf(csv, "\"%s\",%" PRIu32 ",%" PRIu32 ",%" PRIu32 ",%.3f,%.3f,%.4f,%.4f,%.4f\n",
+                   j->c.name, j->c.rows, j->c.cols, j->c.n, seconds * 1e6, bytes * 1e-9,
                    of_copy, flops * 1e-12, of_matrix);
 }
 

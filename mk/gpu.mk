@@ -13,8 +13,10 @@ ROCM      ?= $(wildcard /opt/rocm)
 NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 HIPCXX    ?= $(firstword $(wildcard $(ROCM)/llvm/bin/clang++) $(shell command -v clang++-19))
 LLVM_BIN  ?= $(firstword $(wildcard $(ROCM)/llvm/bin) /usr/lib/llvm-19/bin)
-# Most vector registers of a kernel on RDNA 3: 120 keep 12 waves on a SIMD (96: 16).  Spills are never accepted.
-GPU_VGPRS ?= 120
+# Most vector registers of a kernel on RDNA 3: 120 keep 12 waves on a SIMD (96: 16); kernels of the matrix units may
+# have more.  Spills are never accepted.
+GPU_VGPRS        ?= 120
+GPU_MATRIX_VGPRS ?= 192
 ifeq ($(origin CXX),default)
 CXX := $(subst clang,clang++,$(subst gcc,g++,$(CC)))
 endif
@@ -39,7 +41,8 @@ EMU_LIB  := $(BUILD)/libmoonshine_emu.so
 HIP_LIB  := $(BUILD)/libmoonshine_hip.so
 CUDA_LIB := $(BUILD)/libmoonshine_cuda.so
 
-.PHONY: gpu-emu gpu-test gpu-check gpu-check-emu gpu-check-hip gpu-check-cuda
+.PHONY: gpu-emu gpu-test gpu-check gpu-check-quick gpu-check-emu gpu-check-orders gpu-check-self gpu-check-hip \
+        gpu-check-cuda
 gpu-emu: $(EMU_LIB) ## the GPU backend on the emulator, for tests
 ifneq ($(filter-out hip cuda,$(GPU)),)
 $(error GPU=$(GPU): expected hip or cuda)
@@ -128,6 +131,7 @@ NVCC_FLAGS = -x cu -std=c++17 -O3 --fmad=false --ftz=false --prec-div=true --pre
 $(BUILD)/cuda.flags: FORCE
 	$(call stamp,$(NVCC) $(NVCC_FLAGS) $(CUDA_ARCH))
 
+CUDA_CHECKED := $(sort $(CUDA_ARCH) sm_90 sm_120)
 CUDA_OBJ := $(GPU_UNITS:%=$(BUILD)/cuda/gpu_%.o)
 $(CUDA_OBJ): $(BUILD)/cuda/%.o: $(GPU_DIR)/%.cpp $(GPU_DEPS) $(BUILD)/cuda.flags
 	@[ -n '$(NVCC)' ] || { echo 'GPU=cuda: nvcc is missing: install the CUDA toolkit or set NVCC='; exit 2; }
@@ -148,7 +152,7 @@ $(BUILD)/cuda/$(1)/%.cubin: $(GPU_DIR)/%.cpp $(GPU_DEPS) $(BUILD)/cuda.flags
 	$$(Q)$$(NVCC) $$(NVCC_FLAGS) -arch=$(1) -cubin -Xptxas -v,--warn-on-spills,--warn-on-local-memory-usage \
 	    $$< -o $$@ >$$@.txt 2>&1 || { cat $$@.txt; rm -f $$@; exit 1; }
 endef
-$(foreach a,$(CUDA_ARCH),$(eval $(call CUDA_CODE,$(a))))
+$(foreach a,$(CUDA_CHECKED),$(eval $(call CUDA_CODE,$(a))))
 
 # ---------------------------------------------------------------- tests and checks
 
@@ -190,6 +194,30 @@ gpu-check: ## GPU kernels without a GPU: emulator in three orders, sanitizers, A
 	    $(MAKE) --no-print-directory $$t || failed="$$failed $$t"; done; \
 	if [ -n "$$failed" ]; then echo "$@: FAIL:$$failed"; exit 1; fi; echo '$@: PASS'
 
+gpu-check-quick: ## the part of gpu-check that takes minutes, for test.sh
+	+@failed=; for t in gpu-check-orders gpu-check-self gpu-check-hip gpu-check-cuda; do \
+	    $(MAKE) --no-print-directory $$t >'$(BUILD)'/$$t.log 2>&1 || { failed="$$failed $$t"; cat '$(BUILD)'/$$t.log; }; \
+	    grep '^gpu-check:' '$(BUILD)'/$$t.log || true; done; \
+	if [ -n "$$failed" ]; then echo "$@: FAIL:$$failed"; exit 1; fi; echo '$@: PASS'
+
+# The orders of threads that a plain run of the tests does not use, on what covers every kernel.
+ORDER_TESTS := $(addprefix $(BUILD)/tests/gpu/,test_ops_gpu test_kernels_experts test_kernels_kda)
+gpu-check-orders: $(EMU_LIB) $(ORDER_TESTS)
+	@for o in rev rand; do GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(ORDER_TESTS) || exit 1; done
+
+# The emulator's own test with each checker: it needs nothing of the library.
+SELF_TESTS := $(addprefix $(BUILD)/emu/self-,plain address thread)
+$(SELF_TESTS): $(BUILD)/emu/self-%: tests/gpu/test_emulator.cpp tests/gpu/test_kernels.h $(GPU_DIR)/gpu_emu.cpp \
+               $(GPU_DEPS) $(BUILD)/gpu-emu.flags
+	@mkdir -p $(@D)
+	$(call say,CXX,$@)
+	$(Q)$(CXX) $(EMU_FLAGS) $(if $(filter plain,$*),,-fsanitize=$*) -c $< -o $@.o
+	$(Q)$(CXX) $(EMU_FLAGS) $(if $(filter address,$*),-fsanitize=address) -c $(GPU_DIR)/gpu_emu.cpp -o $@-emu.o
+	$(Q)$(CXX) -pthread $(if $(filter plain,$*),,-fsanitize=$*) $@.o $@-emu.o -lcmocka -o $@
+gpu-check-self: $(SELF_TESTS)
+	@fixed=; if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \
+	for t in $(SELF_TESTS); do $$fixed $$t || exit 1; done
+
 gpu-check-emu: $(EMU_LIB) $(GPU_TESTS) $(KERNEL_TESTS)
 	@for o in fwd rev rand; do echo "emulator, thread order $$o:"; \
 	    GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(GPU_TESTS) $(KERNEL_TESTS) || exit 1; done
@@ -200,18 +228,18 @@ gpu-check-emu: $(EMU_LIB) $(GPU_TESTS) $(KERNEL_TESTS)
 	    GPU_EMU_WORKERS=4 TEST_SECONDS=1800 $$fixed \
 	    $(MAKE) --no-print-directory BUILD='$(BUILD)-tsan' SAN=thread TESTS=tests/gpu test
 
-# What must be in the code: int8 dot products, 128-bit loads, the butterfly without memory.
+# What must be in the code: int8 matrices and dot products, 128-bit loads, the butterfly without memory.
 gpu-check-hip: $(if $(HIP_READY),$(foreach a,$(HIP_CHECKED),$(GPU_CODE:%=$(BUILD)/hip/$(a)/gpu_%.hsaco)))
 	@[ -n '$(HIP_READY)' ] || echo 'gpu-check: no ROCm and no clang-19 for HIP here: AMD code is not checked'
 	@for a in $(if $(HIP_READY),$(HIP_CHECKED)); do echo "$$a:"; : >$(BUILD)/hip/$$a.s; \
 	    for u in $(GPU_CODE:%=gpu_%); do code=$(BUILD)/hip/$$a/$$u.hsaco; \
-	        LLVM_BIN=$(LLVM_BIN) tools/gpu/check_isa.sh $$code $(GPU_VGPRS) || exit 1; \
+	        LLVM_BIN=$(LLVM_BIN) tools/gpu/check_isa.sh $$code $(GPU_VGPRS) 49152 $(GPU_MATRIX_VGPRS) || exit 1; \
 	        $(LLVM_BIN)/llvm-objdump -d --mcpu=$$a $$code >>$(BUILD)/hip/$$a.s; done; \
-	    for i in v_dot4_i32_iu8 global_load_b128 row_xmask v_permlanex16_b32; do \
+	    for i in v_wmma_i32_16x16x16_iu8 v_dot4_i32_iu8 global_load_b128 row_xmask v_permlanex16_b32; do \
 	        grep -q $$i $(BUILD)/hip/$$a.s || { echo "$$a: no $$i in the code"; exit 1; }; done; done
 
-gpu-check-cuda: $(if $(NVCC),$(foreach a,$(CUDA_ARCH),$(GPU_CODE:%=$(BUILD)/cuda/$(a)/gpu_%.cubin)))
+gpu-check-cuda: $(if $(NVCC),$(foreach a,$(CUDA_CHECKED),$(GPU_CODE:%=$(BUILD)/cuda/$(a)/gpu_%.cubin)))
 	@[ -n '$(NVCC)' ] || echo 'gpu-check: nvcc is not here: NVIDIA code is not checked'
-	@for a in $(if $(NVCC),$(CUDA_ARCH)); do echo "$$a:"; \
+	@for a in $(if $(NVCC),$(CUDA_CHECKED)); do echo "$$a:"; \
 	    awk '/Compiling entry/ {k = $$7} /Used/ {print k, $$0}' $(BUILD)/cuda/$$a/*.cubin.txt; \
 	    if grep -E 'warning|error|[1-9][0-9]* bytes spill' $(BUILD)/cuda/$$a/*.cubin.txt; then exit 1; fi; done

@@ -3,6 +3,7 @@
 #include "test_kernels.h"
 
 #include "backend/gpu/k_experts.h"
+#include "backend/gpu/k_rows.h"
 #include "backend/gpu/k_install.h"
 
 enum { EXPERTS = 6 };
@@ -136,8 +137,9 @@ static results run_kernels(const problem &p, bool fast) {
         assert_int_equal(gpuMemcpyAsync(table.as<void>(), host.data(), used, gpuMemcpyHostToDevice, 0), gpuSuccess);
         k_experts_run(0, &a, fast);
     }
-    reduce_args r = {out.as<float>(), a.y, w.as<float>(), {norm.as<void>(), fast}, p.k, p.hidden, 1e-5f};
-    k_experts_reduce_norm(0, &r, p.n);
+    k_reduce_args r = {
+        {out.as<float>(), nullptr, nullptr}, a.y, w.as<float>(), {norm.as<void>(), fast}, p.n, p.k, p.hidden, 1e-5f};
+    (void)k_reduce(0, &r);
     results found = {y.get<float>((size_t)p.n * p.k * p.hidden), out.get<float>((size_t)p.n * p.hidden)};
     for (device *d : slot) delete d;
     return found;

@@ -114,8 +114,8 @@ static inline gpuError_t gpuDescribe(int device, char *name, size_t name_bytes, 
 // GPU_LAUNCH_EARLY: for a kernel that calls gpu_begin() or gpu_wait_previous() before it touches what other kernels
 // write: its blocks may start while the kernel before it still runs.
 #if GPU_CUDA
-template <typename Kernel, typename Args>
-static inline void gpu_launch_early(Kernel kern, dim3 grid, dim3 block, gpuStream_t stream, const Args &args) {
+template <typename Kernel, typename... Args>
+static inline void gpu_launch_early(Kernel kern, dim3 grid, dim3 block, gpuStream_t stream, const Args &...args) {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -125,11 +125,11 @@ static inline void gpu_launch_early(Kernel kern, dim3 grid, dim3 block, gpuStrea
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
-    (void)cudaLaunchKernelEx(&config, kern, args); // gpuGetLastError() has the error too
+    (void)cudaLaunchKernelEx(&config, kern, args...); // gpuGetLastError() has the error too
 }
-#define GPU_LAUNCH_EARLY(kern, grid, block, stream, args) gpu_launch_early(kern, grid, block, stream, args)
+#define GPU_LAUNCH_EARLY(kern, grid, block, stream, ...) gpu_launch_early(kern, grid, block, stream, __VA_ARGS__)
 #else
-#define GPU_LAUNCH_EARLY(kern, grid, block, stream, args) GPU_LAUNCH(kern, grid, block, stream, args)
+#define GPU_LAUNCH_EARLY(kern, grid, block, stream, ...) GPU_LAUNCH(kern, grid, block, stream, __VA_ARGS__)
 #endif
 
 // ---------------------------------------------------------------- device side
@@ -286,10 +286,10 @@ GPU_DEV gpu_u4 gpu_load_u4(const void *p) { return *(const gpu_u4 *)p; }
 GPU_DEV gpu_f4 gpu_load_f4(const void *p) { return *(const gpu_f4 *)p; }
 
 #if GPU_HIP || GPU_CUDA
-#define GPU_UNROLL _Pragma("unroll")
+#define GPU_UNROLL   _Pragma("unroll")
 #define GPU_UNROLL_2 _Pragma("unroll 2")
 #define GPU_UNROLL_8 _Pragma("unroll 8")
-#define GPU_ROLLED _Pragma("unroll 1")
+#define GPU_ROLLED   _Pragma("unroll 1")
 #else
 #define GPU_UNROLL
 #define GPU_UNROLL_2
@@ -318,16 +318,15 @@ GPU_DEV void gpu_prefetch(const void *) {}
 #endif
 
 // 16 bytes from memory to shared memory (from == NULL: zeros), 4 bytes likewise; both in the background until
-// gpu_copy_wait<n>: all but the last n batches that gpu_copy_batch() closed are there, for the thread that asked.
+// gpu_copy_wait<n>: all but the last n batches that gpu_copy_batch() closed are there, for the thread that asked. Loads
+// and stores may pass a copy: a gpu_sync() must lie between it and the last use of what it overwrites.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 GPU_DEV void gpu_copy16(void *to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(from ? 16 : 0)
-                 : "memory");
+                 "l"(from), "r"(from ? 16 : 0));
 }
 GPU_DEV void gpu_copy4(void *to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
-                 : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from));
 }
 GPU_DEV void gpu_copy_batch(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> GPU_DEV void gpu_copy_wait(void) { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -369,6 +368,9 @@ GPU_DEV float gpu_wave_max(float v) {
     return v;
 }
 GPU_DEV uint32_t gpu_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+GPU_DEV uint32_t gpu_wave_max_u32(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
+#else
 GPU_DEV uint32_t gpu_wave_max_u32(uint32_t v) {
     v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 16));
     v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 8));
@@ -376,3 +378,4 @@ GPU_DEV uint32_t gpu_wave_max_u32(uint32_t v) {
     v = gpu_max_u32(v, gpu_shfl_xor_u32(v, 2));
     return gpu_max_u32(v, gpu_shfl_xor_u32(v, 1));
 }
+#endif

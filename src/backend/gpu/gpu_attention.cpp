@@ -44,7 +44,12 @@ void kda_range(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint32_t 
     a.history_out = io->history_out;
     a.out = io->out;
     a.history_bf16 = is_fast(g);
+    settle(g);
+    a.q = rows_fit(g, n, (uint32_t)inner) && kda->dim == KDA_DIM ? g->scratch.x_q : nullptr;
+    a.q_scales = g->scratch.x_s;
     k_kda_range(g->stream, &a);
+    g->held = {};
+    if (a.q && n) rows_held(g, io->out, n, (uint32_t)inner);
     launched(g, "kda_range");
 }
 
@@ -78,6 +83,8 @@ void mla_range(ms_backend *be, const ms_mla *mla, const ms_mla_io *io, uint32_t 
     a.position = io->position;
     a.out = io->out;
     a.scratch = g->scratch.mla;
+    settle(g);
+    g->held = {};
     k_mla_range(g->stream, &a);
     launched(g, "mla_range");
 }

@@ -77,15 +77,13 @@ void fetch_begin(ms_backend *be, const void *dev, size_t bytes) {
     g->fetch_bytes = 0;
     bool fits = g->scratch.fetched && bytes <= (size_t)g->scratch.need.pairs * sizeof(uint32_t);
     if (!need(g, fits, "fetch", "size")) return;
+    settle(g);
     g->fetch_bytes = bytes;
     g->fetch_calls = g->router_calls;
     g->fetch_uses = g->order.uses;
     g->fetch_works = g->order.works;
     uint8_t *to = g->scratch.fetched;
-    (void)gpu_ok(g, gpuMemcpyAsync(to + FETCH_HEAD, dev, bytes, gpuMemcpyDeviceToHost, g->stream), "fetch");
-    if (g->router_calls)
-        (void)gpu_ok(g, gpuMemcpyAsync(to, g->flags + FLAG_ROUTER, sizeof(uint32_t), gpuMemcpyDeviceToHost, g->stream),
-                     "fetch");
+    fetch_words(g, to + FETCH_HEAD, dev, bytes, g->router_calls ? to : nullptr);
     (void)gpu_ok(g, gpuEventRecord(g->fetch_done, g->stream), "fetch");
 }
 
@@ -251,6 +249,7 @@ void layout(gpu_scratch *s, carver *v, const ms_backend *be, const ms_scratch_ne
     s->gate = (float *)carve(v, n->rows, n->mlp_width, sizeof(float));
     s->up = (float *)carve(v, n->rows, n->mlp_width, sizeof(float));
     s->router = (float *)carve(v, n->rows, n->router_experts, sizeof(float));
+    s->mix = (float *)carve(v, n->rows, mix_scratch_need(n), sizeof(float));
     if (be->precision == MS_PRECISION_FAST) {
         s->x_q = (int8_t *)carve(v, n->rows, x_groups, K_Q8_GROUP);
         s->x_s = (float *)carve(v, n->rows, x_groups, sizeof(float));
@@ -291,6 +290,7 @@ uint64_t scratch_bytes(const ms_backend *be, const ms_scratch_need *n) {
 }
 
 void scratch_free(gpu_backend *g) {
+    g->held = {};
     device_free(g, g->scratch.base);
     if (g->scratch.table_host) (void)gpu_ok(g, gpuHostFree(g->scratch.table_host), "release");
     if (g->scratch.fetched) (void)gpu_ok(g, gpuHostFree(g->scratch.fetched), "release");

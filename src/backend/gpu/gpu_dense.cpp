@@ -4,6 +4,9 @@
 #include "backend/gpu/gpu_internal.h"
 
 #include "backend/gpu/k_dense.h"
+#include "backend/gpu/k_rows.h"
+
+static_assert((int)SUMS == (int)K_MIX_ADDS, "a mix makes the sums that wait");
 
 namespace {
 
@@ -12,6 +15,10 @@ bool quantised(const gpu_backend *g, const ms_weight *w, bool exact_input) {
 }
 
 void quantise_input(gpu_backend *g, product_input *in) {
+    const gpu_held *h = &g->held;
+    in->q = g->scratch.x_q;
+    in->scales = g->scratch.x_s;
+    if (h->x == in->x && h->n == in->n && h->cols == in->cols) return;
     k_quantise_args a = {};
     a.q = g->scratch.x_q;
     a.scales = g->scratch.x_s;
@@ -19,11 +26,36 @@ void quantise_input(gpu_backend *g, product_input *in) {
     a.n = in->n;
     a.cols = in->cols;
     k_quantise(g->stream, &a);
-    in->q = a.q;
-    in->scales = a.scales;
+    rows_held(g, in->x, in->n, in->cols);
+}
+
+bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
 }
 
 } // namespace
+
+uint64_t mix_scratch_need(const ms_scratch_need *) { return K_MIX_SOURCES; }
+
+void settle(gpu_backend *g) {
+    for (uint32_t i = 0; i < g->sum_count; i++) {
+        k_add_args args = {g->sums[i].sum, g->sums[i].a, g->sums[i].b, g->sums[i].count};
+        k_add(g->stream, &args);
+        launched(g, "add");
+    }
+    g->sum_count = 0;
+}
+
+void rows_written(gpu_backend *g, const void *p, size_t bytes) {
+    const gpu_held *h = &g->held;
+    if (h->x && overlap(p, bytes, h->x, (size_t)h->n * h->cols * sizeof(float))) g->held = {};
+}
+
+bool rows_fit(const gpu_backend *g, uint32_t n, uint32_t cols) {
+    return is_fast(g) && n <= g->scratch.need.rows && cols <= g->scratch.need.input_cols;
+}
+
+void rows_held(gpu_backend *g, const float *x, uint32_t n, uint32_t cols) { g->held = {x, n, cols}; }
 
 void run_products(gpu_backend *g, const product_input *in, const ms_product *products, uint32_t count) {
     for (uint32_t at = 0; at < count; at += K_PRODUCTS) {
@@ -46,31 +78,71 @@ void run_products(gpu_backend *g, const product_input *in, const ms_product *pro
 
 namespace {
 
+// Where an operation leaves rows; their int8 form too when it has room.
+k_row_out row_out(const gpu_backend *g, float *out, uint32_t n, uint32_t dim) {
+    const bool room = rows_fit(g, n, dim);
+    return {out, room ? g->scratch.x_q : nullptr, g->scratch.x_s};
+}
+// After it.  `quantised`: the kernel was one that leaves the int8 form.
+void rows_out(gpu_backend *g, const k_row_out *to, uint32_t n, uint32_t dim, bool quantised) {
+    if (to->q && quantised)
+        rows_held(g, to->out, n, dim);
+    else
+        rows_written(g, to->out, (size_t)n * dim * sizeof(float));
+}
+
 void rms_norm(ms_backend *be, float *out, const float *x, uint32_t n, uint32_t dim, const ms_weight *w, float eps) {
     gpu_backend *g = gpu_of(be);
-    k_rms_norm_args a = {out, x, vector_of(g, w, dim, "rms_norm"), n, dim, eps};
-    if (!a.w.data) return;
-    k_rms_norm(g->stream, &a);
+    settle(g);
+    k_rms_norm_args a = {row_out(g, out, n, dim), x, vector_of(g, w, dim, "rms_norm"), n, dim, eps};
+    if (!a.w.data || !n) return;
+    rows_out(g, &a.to, n, dim, k_rms_norm(g->stream, &a));
     launched(g, "rms_norm");
+}
+
+// The sums that wait become part of a mix, if it can make them; otherwise they are made now.
+void take_sums(gpu_backend *g, k_mix_args *a) {
+    const size_t rows = (size_t)a->n * a->dim * sizeof(float);
+    const size_t blocks = a->block_count ? ((a->block_count - 1) * a->block_stride) * sizeof(float) + rows : 0;
+    bool ok = a->dim % 4 == 0;
+    for (uint32_t i = 0; i < g->sum_count; i++) {
+        const gpu_sum *s = &g->sums[i];
+        const bool aligned = ((uintptr_t)s->sum | (uintptr_t)s->a | (uintptr_t)s->b) % 16 == 0;
+        ok = ok && aligned && s->count == (size_t)a->n * a->dim && !overlap(s->sum, rows, a->blocks, blocks) &&
+             !overlap(s->sum, rows, a->to.out, rows);
+        // Columns are made one by one: what a sum writes is read there or nowhere.
+        for (uint32_t j = 0; j < g->sum_count; j++) {
+            const float *const read[] = {g->sums[j].a, g->sums[j].b, g->sums[j].sum, a->prefix};
+            for (const float *r : read) ok = ok && (r == s->sum || !overlap(s->sum, rows, r, rows));
+        }
+    }
+    if (!ok) settle(g);
+    for (uint32_t i = 0; i < g->sum_count; i++)
+        a->add[i] = {g->sums[i].sum, g->sums[i].a, g->sums[i].b, g->sums[i].count};
+    a->adds = g->sum_count;
+    g->sum_count = 0;
 }
 
 void mix_norm(ms_backend *be, float *out, const ms_mix *mix, uint32_t n, uint32_t dim, float eps,
               const ms_weight *norm) {
     gpu_backend *g = gpu_of(be);
-    if (!need(g, mix->block_count < K_MIX_SOURCES, "mix_norm", "block count")) return;
     k_mix_args a = {};
-    a.out = out;
+    a.to = row_out(g, out, n, dim);
     a.blocks = mix->blocks;
     a.block_stride = mix->block_stride;
     a.block_count = mix->block_count;
     a.prefix = mix->prefix;
-    a.score = f32_of(g, mix->score, dim, "mix_norm", "score weight");
-    if (!a.score) return;
-    if (norm && !(a.norm = vector_of(g, norm, dim, "mix_norm")).data) return;
     a.n = n;
     a.dim = dim;
     a.eps = eps;
-    k_mix_norm(g->stream, &a);
+    a.scores = g->scratch.mix;
+    bool sane = mix->block_count < K_MIX_SOURCES && n <= g->scratch.need.rows;
+    if (!need(g, sane, "mix_norm", "block count or rows")) return;
+    a.score = f32_of(g, mix->score, dim, "mix_norm", "score weight");
+    if (!a.score || !n) return;
+    if (norm && !(a.norm = vector_of(g, norm, dim, "mix_norm")).data) return;
+    take_sums(g, &a);
+    rows_out(g, &a.to, n, dim, k_mix_norm(g->stream, &a));
     launched(g, "mix_norm");
 }
 
@@ -85,8 +157,12 @@ void project(ms_backend *be, const float *x, uint32_t n, const ms_product *produ
         quantise |= quantised(g, products[i].weight, products[i].exact_input);
     }
     if (n == 0) return;
+    settle(g);
     if (quantise) quantise_input(g, &in);
     run_products(g, &in, products, count);
+    for (uint32_t i = 0; i < count; i++)
+        rows_written(g, products[i].out,
+                     ((size_t)(n - 1) * products[i].out_stride + products[i].weight->rows) * sizeof(float));
     launched(g, "project");
 }
 
@@ -100,6 +176,7 @@ void mlp(ms_backend *be, float *out, const float *x, uint32_t n, const ms_weight
     if (!need(g, n <= s->need.rows && cols <= s->need.input_cols, "mlp", "input")) return;
     if (!need(g, width <= s->need.mlp_width, "mlp", "inner width")) return;
     if (n == 0) return;
+    settle(g);
     product_input in = {x, nullptr, nullptr, n, cols};
     if (quantised(g, gate, false) || quantised(g, up, false)) quantise_input(g, &in);
     ms_product first[2] = {{gate, s->gate, width, false}, {up, s->up, width, false}};
@@ -119,14 +196,27 @@ void mlp(ms_backend *be, float *out, const float *x, uint32_t n, const ms_weight
     product_input inner = {s->gate, s->act_q, s->act_s, n, width};
     ms_product last = {down, out, down->rows, false};
     run_products(g, &inner, &last, 1);
+    rows_written(g, out, (size_t)n * down->rows * sizeof(float));
     launched(g, "mlp");
 }
 
 void add(ms_backend *be, float *sum, const float *a, const float *b, size_t count) {
     gpu_backend *g = gpu_of(be);
-    k_add_args args = {sum, a, b, count};
-    k_add(g->stream, &args);
-    launched(g, "add");
+    if (!count) return;
+    if (g->sum_count == SUMS) settle(g);
+    g->sums[g->sum_count++] = {sum, a, b, count};
+    rows_written(g, sum, count * sizeof(float));
+}
+
+void experts_reduce_norm(ms_backend *be, float *out, const float *y, const float *weights, uint32_t n, uint32_t k,
+                         uint32_t hidden, const ms_weight *norm, float eps) {
+    gpu_backend *g = gpu_of(be);
+    settle(g);
+    k_reduce_args a = {
+        row_out(g, out, n, hidden), y, weights, vector_of(g, norm, hidden, "experts_reduce_norm"), n, k, hidden, eps};
+    if (!a.norm.data || !n) return;
+    rows_out(g, &a.to, n, hidden, k_reduce(g->stream, &a));
+    launched(g, "experts_reduce_norm");
 }
 
 } // namespace
@@ -137,4 +227,5 @@ void set_dense_members(ms_backend *be) {
     be->project = project;
     be->mlp = mlp;
     be->add = add;
+    be->experts_reduce_norm = experts_reduce_norm;
 }

@@ -65,6 +65,8 @@ void slots_used(gpu_backend *g, const ms_expert_batch *batches, uint32_t count) 
 }
 
 void memory_use(gpu_backend *g) {
+    settle(g);
+    g->held = {};
     wait_install(g, g->order.works);
     g->order.all_slots = ++g->order.uses;
 }
@@ -97,6 +99,7 @@ ms_status side_end(gpu_backend *g, gpu_side_work *work, uint32_t *bad, ms_error 
 
 bool wait_all(gpu_backend *g, const char *op) {
     gpu_order *o = &g->order;
+    settle(g);
     bool ok = gpu_ok(g, gpuStreamSynchronize(g->stream), op);
     if (o->works > o->works_done) ok = gpu_ok(g, gpuStreamSynchronize(g->side), op) && ok;
     o->works_done = o->works;

@@ -26,6 +26,7 @@ struct gpu_scratch {
     int8_t *act_q; // [rows][groups of mlp_width * 128], fast only, as all of *_q and *_s
     float *act_s;
     float *router; // [rows][router_experts]
+    float *mix;    // [rows][K_MIX_SOURCES]
     float *mla;    // as k_mla.h lays it out
     float *z;      // [rows][hidden], reference only
     int8_t *z_q;
@@ -62,6 +63,20 @@ struct gpu_order {
     uint64_t slot_use[SLOT_MARKS], slot_install[SLOT_MARKS]; // the last of each; slots may share a mark
 };
 
+// Rows whose int8 form is in scratch.x_q; x == NULL: none.
+struct gpu_held {
+    const float *x;
+    uint32_t n, cols;
+};
+
+// A sum that the next operation makes: a mix makes those of its own rows by the way.
+struct gpu_sum {
+    float *sum;
+    const float *a, *b;
+    size_t count;
+};
+enum { SUMS = 2 };
+
 struct gpu_backend {
     ms_backend base;          // first: the public object is this one
     gpuStream_t stream, side; // side: installs
@@ -87,6 +102,9 @@ struct gpu_backend {
     uint32_t *flags; // device, FLAG_COUNT words; all ones: nothing found
     uint32_t router_calls;
     gpu_scratch scratch;
+    gpu_held held;
+    gpu_sum sums[SUMS]; // waiting, in this order
+    uint32_t sum_count;
 };
 
 static inline gpu_backend *gpu_of(ms_backend *be) { return (gpu_backend *)be; }
@@ -148,6 +166,18 @@ struct product_input {
 };
 void run_products(gpu_backend *g, const product_input *in, const ms_product *products, uint32_t count);
 
+// Makes the sums that wait: whatever reads or writes device memory calls it first.
+void settle(gpu_backend *g);
+// After writing there: held rows that lie there are held no more.
+void rows_written(gpu_backend *g, const void *p, size_t bytes);
+// Whether the int8 form of such rows has room; the operation that writes it tells rows_held.
+bool rows_fit(const gpu_backend *g, uint32_t n, uint32_t cols);
+void rows_held(gpu_backend *g, const float *x, uint32_t n, uint32_t cols);
+
+// To pinned memory: `bytes` from dev, and the router's flag to `flag` unless NULL (gpu_moe.cpp).
+void fetch_words(gpu_backend *g, void *to, const void *dev, size_t bytes, void *flag);
+
+uint64_t mix_scratch_need(const ms_scratch_need *n);   // floats a row of gpu_scratch.mix (gpu_dense.cpp)
 uint64_t mla_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.mla (gpu_attention.cpp)
 uint64_t
 table_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.table and each of table_host (gpu_moe.cpp)

@@ -8,6 +8,22 @@
 
 #include <string.h>
 
+// A few words go by a kernel: copies would wait for the kernel before them to end, and the next one for them.
+void fetch_words(gpu_backend *g, void *to, const void *dev, size_t bytes, void *flag) {
+    if (bytes % sizeof(uint32_t) == 0 && bytes <= K_FETCH_WORDS * sizeof(uint32_t)) {
+        k_fetch_args a = {(uint32_t *)to, (const uint32_t *)dev, (uint32_t)(bytes / sizeof(uint32_t)), (uint32_t *)flag,
+                          g->flags + FLAG_ROUTER};
+        k_fetch(g->stream, &a);
+        launched(g, "fetch");
+        return;
+    }
+    (void)gpu_ok(g, gpuMemcpyAsync(to, dev, bytes, gpuMemcpyDeviceToHost, g->stream), "fetch");
+    if (flag)
+        (void)gpu_ok(g,
+                     gpuMemcpyAsync(flag, g->flags + FLAG_ROUTER, sizeof(uint32_t), gpuMemcpyDeviceToHost, g->stream),
+                     "fetch");
+}
+
 uint64_t table_scratch_need(const ms_scratch_need *n) { return (experts_table_bytes(n->pairs) + 63) / 64 * 64; }
 
 namespace {
@@ -23,6 +39,7 @@ void router_topk(ms_backend *be, uint32_t *ids, float *weights, const float *x, 
     k_router_args a = {};
     a.bias = f32_of(g, r->bias, experts, "router_topk", "bias");
     if (!a.bias || n == 0) return;
+    settle(g);
     product_input in = {x, nullptr, nullptr, n, r->gate->cols};
     ms_product product = {r->gate, g->scratch.router, experts, true};
     run_products(g, &in, &product, 1);
@@ -38,6 +55,8 @@ void router_topk(ms_backend *be, uint32_t *ids, float *weights, const float *x, 
     a.bad_base = (g->router_calls < ROUTER_CALLS ? g->router_calls : (uint32_t)ROUTER_CALLS) << ROUTER_ROW_BITS;
     g->router_calls++;
     k_router(g->stream, &a);
+    rows_written(g, ids, (size_t)n * r->top_k * sizeof *ids);
+    rows_written(g, weights, (size_t)n * r->top_k * sizeof *weights);
     launched(g, "router_topk");
 }
 
@@ -50,6 +69,7 @@ void experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s
         return;
     g->experts_n = n;
     g->experts_shape = s;
+    settle(g);
     if (is_fast(g))
         k_experts_begin(g->stream, (uint8_t *)g->scratch.z_q, g->scratch.z_s, z, n, s.hidden);
     else
@@ -66,8 +86,7 @@ bool send_table(gpu_backend *g, expert_table *table, const ms_expert_batch *batc
     if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return false;
     experts_table_build(table, &bytes, host, sc->table, batches, count);
     g->next_table = (i + 1) % TABLES;
-    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, host, bytes, gpuMemcpyHostToDevice, g->stream),
-                 "experts_run");
+    (void)gpu_ok(g, gpuMemcpyAsync(sc->table, host, bytes, gpuMemcpyHostToDevice, g->stream), "experts_run");
     return gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
 }
 
@@ -78,6 +97,7 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     bool same = s.hidden == g->experts_shape.hidden && s.inner == g->experts_shape.inner;
     if (!need(g, same && g->experts_n, "experts_run", "shape")) return;
     if (!need(g, experts_in_range(batches, count, g->experts_n, sc->need.pairs), "experts_run", "row or pair")) return;
+    settle(g);
     experts_args a = {};
     a.hidden = s.hidden;
     a.inner = s.inner;
@@ -91,19 +111,13 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     a.act = sc->e_act;
     a.y = y;
     slots_use(g, batches, count);
-    if (is_fast(g) && experts_all_single(batches, count)) k_experts_singles(g->stream, &a, batches, count);
-    else if (send_table(g, &a.table, batches, count)) k_experts_run(g->stream, &a, is_fast(g));
+    if (is_fast(g) && experts_all_single(batches, count))
+        k_experts_singles(g->stream, &a, batches, count);
+    else if (send_table(g, &a.table, batches, count))
+        k_experts_run(g->stream, &a, is_fast(g));
     slots_used(g, batches, count);
+    rows_written(g, y, (size_t)sc->need.pairs * s.hidden * sizeof *y);
     launched(g, "experts_run");
-}
-
-void experts_reduce_norm(ms_backend *be, float *out, const float *y, const float *weights, uint32_t n, uint32_t k,
-                         uint32_t hidden, const ms_weight *norm, float eps) {
-    gpu_backend *g = gpu_of(be);
-    reduce_args a = {out, y, weights, vector_of(g, norm, hidden, "experts_reduce_norm"), k, hidden, eps};
-    if (!a.norm.data) return;
-    k_experts_reduce_norm(g->stream, &a, n);
-    launched(g, "experts_reduce_norm");
 }
 
 } // namespace
@@ -112,5 +126,4 @@ void set_moe_members(ms_backend *be) {
     be->router_topk = router_topk;
     be->experts_begin = experts_begin;
     be->experts_run = experts_run;
-    be->experts_reduce_norm = experts_reduce_norm;
 }

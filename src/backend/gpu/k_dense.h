@@ -7,167 +7,7 @@
 #include "backend/gpu/gpu_s8.h"
 #include "backend/gpu/k_common.h"
 
-enum { K_MIX_SOURCES = 256, K_GRID_Y = 65535 };
-
-// ---------------------------------------------------------------- rms_norm
-
-typedef struct k_rms_norm_args {
-    float *out;
-    const float *x; // [n][dim]
-    k_vector w;
-    uint32_t n, dim;
-    float eps;
-} k_rms_norm_args;
-
-typedef struct k_norm_shared {
-    float factor;
-} k_norm_shared;
-
-// out = w * (x * RMS factor of x) for the row of this block; out may be x.
-GPU_DEV void k_norm_row(k_norm_shared *sh, float *out, const float *x, k_vector w, uint32_t dim, float eps) {
-    if (gpu_wave() == 0) {
-        float r = k_rms_factor(k_wave_dot32(x, x, dim), dim, eps);
-        if (gpu_lane() == 0) sh->factor = r;
-    }
-    gpu_sync();
-    float r = sh->factor;
-    for (uint32_t i = gpu_tid(); i < dim; i += gpu_nt()) out[i] = k_vector_get(w, i) * (x[i] * r);
-}
-
-GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_rms_norm(k_rms_norm_args a) {
-    GPU_SHARED(k_norm_shared, sh);
-    gpu_begin();
-    size_t at = (size_t)gpu_bx() * a.dim;
-    k_norm_row(&sh, a.out + at, a.x + at, a.w, a.dim, a.eps);
-}
-
-static void k_rms_norm(gpuStream_t stream, const k_rms_norm_args *a) {
-    if (a->n) GPU_LAUNCH_EARLY(kern_rms_norm, a->n, K_BLOCK, stream, *a);
-}
-
-// ---------------------------------------------------------------- mix_norm
-
-typedef struct k_mix_args {
-    float *out;
-    const float *blocks; // closed block j, row i at blocks + j * block_stride + i * dim
-    size_t block_stride;
-    uint32_t block_count; // below K_MIX_SOURCES
-    const float *prefix;  // [n][dim], the last source
-    const float *score;   // [dim]
-    k_vector norm;        // data == NULL: the bare mix
-    uint32_t n, dim;
-    float eps;
-} k_mix_args;
-
-// A block has many waves: with a single row it is all there is, and a row has few sources.
-enum { K_MIX_BLOCK = 512, K_MIX_KEPT = 8192, K_MIX_DEEP = 28, K_MIX_OWN = 14 };
-
-typedef struct k_mix_shared {
-    float p[K_MIX_SOURCES];
-    float kept[K_MIX_KEPT]; // the first elements of the mix, for its norm
-    k_norm_shared norm;
-} k_mix_shared;
-
-// dot32(score, v) and dot32(v, v); K_MIX_DEEP loads under way.
-GPU_DEV void k_mix_dots(float *uv_out, float *vv_out, const float *score, const float *v, uint32_t dim) {
-    float uv = 0.0f, vv = 0.0f;
-    uint32_t i = gpu_lane();
-    GPU_ROLLED
-    for (; i + (K_MIX_DEEP - 1) * GPU_WAVE < dim; i += K_MIX_DEEP * GPU_WAVE) {
-        float x[K_MIX_DEEP], u[K_MIX_DEEP];
-        GPU_UNROLL
-        for (uint32_t j = 0; j < K_MIX_DEEP; j++) {
-            x[j] = v[i + j * GPU_WAVE];
-            u[j] = score[i + j * GPU_WAVE];
-        }
-        GPU_UNROLL
-        for (uint32_t j = 0; j < K_MIX_DEEP; j++) {
-            uv = gpu_fma(u[j], x[j], uv);
-            vv = gpu_fma(x[j], x[j], vv);
-        }
-    }
-    for (; i < dim; i += GPU_WAVE) {
-        uv = gpu_fma(score[i], v[i], uv);
-        vv = gpu_fma(v[i], v[i], vv);
-    }
-    *uv_out = gpu_wave_sum(uv);
-    *vv_out = gpu_wave_sum(vv);
-}
-
-GPU_DEV const float *k_mix_source(const k_mix_args *a, uint32_t source, size_t row) {
-    if (source == a->block_count) return a->prefix + row * a->dim;
-    return a->blocks + source * a->block_stride + row * a->dim;
-}
-
-// Dot of the kept row with itself.
-GPU_DEV float k_mix_square(const k_mix_shared *sh, uint32_t dim) {
-    float s = 0.0f;
-    GPU_UNROLL_8
-    for (uint32_t i = gpu_lane(); i < dim; i += GPU_WAVE) s = gpu_fma(sh->kept[i], sh->kept[i], s);
-    return gpu_wave_sum(s);
-}
-
-GPU_KERNEL GPU_BOUNDS(K_MIX_BLOCK, 1) kern_mix_norm(k_mix_args a) {
-    GPU_SHARED(k_mix_shared, sh);
-    gpu_begin();
-    const size_t row = gpu_bx();
-    const uint32_t sources = a.block_count + 1;
-    for (uint32_t s = gpu_wave(); s < sources; s += K_MIX_BLOCK / GPU_WAVE) {
-        float uv, vv;
-        k_mix_dots(&uv, &vv, a.score, k_mix_source(&a, s, row), a.dim);
-        if (gpu_lane() == 0) sh.p[s] = uv * k_rms_factor(vv, a.dim, a.eps);
-    }
-    gpu_sync();
-    float m = sh.p[0];
-    for (uint32_t s = 1; s < sources; s++) m = sh.p[s] > m ? sh.p[s] : m;
-    gpu_sync();
-    if (gpu_tid() < sources) sh.p[gpu_tid()] = k_exp(sh.p[gpu_tid()] - m);
-    gpu_sync();
-    float l = 0.0f;
-    for (uint32_t s = 0; s < sources; s++) l = l + sh.p[s];
-    gpu_sync();
-    if (gpu_tid() < sources) sh.p[gpu_tid()] = sh.p[gpu_tid()] / l;
-    gpu_sync();
-    float *out = a.out + row * a.dim;
-    const bool kept = a.norm.data && a.dim <= K_MIX_KEPT;
-    for (uint32_t first = gpu_tid(); first < a.dim; first += K_MIX_OWN * K_MIX_BLOCK) {
-        float y[K_MIX_OWN];
-        GPU_UNROLL
-        for (uint32_t j = 0; j < K_MIX_OWN; j++) y[j] = 0.0f;
-        GPU_UNROLL_2
-        for (uint32_t s = 0; s < sources; s++) {
-            const float *v = k_mix_source(&a, s, row);
-            const float p = sh.p[s];
-            GPU_UNROLL
-            for (uint32_t j = 0; j < K_MIX_OWN; j++)
-                if (first + j * K_MIX_BLOCK < a.dim) y[j] = gpu_fma(p, v[first + j * K_MIX_BLOCK], y[j]);
-        }
-        GPU_UNROLL
-        for (uint32_t j = 0; j < K_MIX_OWN; j++) {
-            uint32_t i = first + j * K_MIX_BLOCK;
-            if (i >= a.dim) continue;
-            if (kept) sh.kept[i] = y[j];
-            else out[i] = y[j];
-        }
-    }
-    if (!a.norm.data) return;
-    gpu_sync();
-    if (!kept) {
-        k_norm_row(&sh.norm, out, out, a.norm, a.dim, a.eps);
-        return;
-    }
-    if (gpu_wave() == 0) {
-        float r = k_rms_factor(k_mix_square(&sh, a.dim), a.dim, a.eps);
-        if (gpu_lane() == 0) sh.norm.factor = r;
-    }
-    gpu_sync();
-    const float r = sh.norm.factor;
-    for (uint32_t i = gpu_tid(); i < a.dim; i += K_MIX_BLOCK) out[i] = k_vector_get(a.norm, i) * (sh.kept[i] * r);
-}
-
-static void k_mix_norm(gpuStream_t stream, const k_mix_args *a) {
-    if (a->n) GPU_LAUNCH_EARLY(kern_mix_norm, a->n, K_MIX_BLOCK, stream, *a);
-}
+enum { K_GRID_Y = 65535 };
 
 // ---------------------------------------------------------------- int8 inputs of products
 
@@ -311,6 +151,7 @@ typedef struct k_split_shared {
     float scale[K_SPLIT_DOTS];
 } k_split_shared;
 
+// Asks for the first step of a wave's tile while the kernel before this one still runs.  More than that is slower.
 GPU_DEV void k_split_prefetch(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t slice) {
     const uint32_t lane = gpu_lane();
     const size_t stride = k_q8_stride(a->cols), at = (size_t)slice * 4 * K_Q8_GROUP + lane % 4 * 128;
@@ -628,8 +469,8 @@ template <int ROWS> GPU_DEV void k_dot_store(const float (&s)[ROWS], float *out,
 }
 
 // ROWS (1 or 4) rows times up to NX input rows by dot32: the lanes are the partial sums.
-template <int NX, int ROWS> GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t row0,
-                                                    uint32_t x0) {
+template <int NX, int ROWS>
+GPU_DEV void k_dot_tile(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t x0) {
     const uint32_t lane = gpu_lane(), cols = a->cols, last = p->rows - 1;
     float s[NX][ROWS];
     GPU_UNROLL
@@ -639,10 +480,10 @@ template <int NX, int ROWS> GPU_DEV void k_dot_tile(const k_product *p, const k_
     }
     uint32_t at = 0;
     if (p->mode == K_MODE_BF16 && p->rows > 1 && cols % 8 == 0) {
-        if (ROWS == 1) at = k_dot_blocks<NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1>(s, p, a, row0, x0, at);
+        if (ROWS == 1) at = k_dot_blocks < NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1 > (s, p, a, row0, x0, at);
         at = k_dot_blocks<NX, ROWS, 1>(s, p, a, row0, x0, at);
     } else if (p->mode == K_MODE_Q8_EXACT) {
-        if (ROWS == 1) at = k_dot_groups<NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1>(s, p, a, row0, x0, at);
+        if (ROWS == 1) at = k_dot_groups < NX, ROWS, ROWS == 1 ? K_DOT_DEEP : 1 > (s, p, a, row0, x0, at);
         at = k_dot_groups<NX, ROWS, 1>(s, p, a, row0, x0, at);
     }
     GPU_ROLLED
@@ -663,6 +504,90 @@ template <int NX, int ROWS> GPU_DEV void k_dot_tile(const k_product *p, const k_
         if (x0 + x >= a->n) break;
         k_dot_store<ROWS>(s[x], p->out + (x0 + x) * p->out_stride, row0, last);
     }
+}
+
+// ---------------------------------------------------------------- few rows of an exact product, one input row
+// A wave makes a row by dot32; the input comes through shared memory, and all of the row that fits into registers is
+// asked for before anything is used, also before the kernel before this one has ended.
+enum { K_FEW_COLS = 8192, K_FEW_DEEP = 14, K_FEW_PIECE = 1024, K_FEW_PIECES = K_FEW_COLS / K_FEW_PIECE };
+typedef struct k_few_shared {
+    alignas(16) float x[K_FEW_COLS];
+    alignas(16) int8_t w[K_WAVES][K_FEW_PIECE];
+} k_few_shared;
+
+GPU_DEV void k_few_input(k_few_shared &sh, const k_project_args *a) {
+    gpu_wait_previous();
+    for (uint32_t i = gpu_tid() * 4; i < a->cols; i += K_BLOCK * 4) *(gpu_f4 *)&sh.x[i] = gpu_load_f4(a->x + i);
+    gpu_sync();
+}
+
+GPU_DEV void k_few_fetch(gpu_u4 (&w)[K_FEW_DEEP], const gpu_bf16 *row, uint32_t at, uint32_t whole) {
+    GPU_UNROLL
+    for (uint32_t d = 0; d < K_FEW_DEEP; d++)
+        if (at + d * K_BF16_BLOCK < whole) w[d] = gpu_load_u4(row + at + d * K_BF16_BLOCK + gpu_lane() * 8);
+}
+
+GPU_DEV void k_few_bf16(k_few_shared &sh, const k_product *p, const k_project_args *a, uint32_t row) {
+    const uint32_t last = p->rows - 1, whole = a->cols / K_BF16_BLOCK * K_BF16_BLOCK, lane = gpu_lane();
+    const gpu_bf16 *data = (const gpu_bf16 *)p->data + (size_t)(row < last ? row : last) * a->cols;
+    gpu_u4 w[K_FEW_DEEP] = {};
+    k_few_fetch(w, data, 0, whole);
+    for (uint32_t at = K_FEW_DEEP * K_BF16_BLOCK + lane * 64; at < whole; at += GPU_WAVE * 64) gpu_prefetch(data + at);
+    k_few_input(sh, a);
+    float s = 0.0f;
+    GPU_ROLLED
+    for (uint32_t at = 0; at < whole; at += K_FEW_DEEP * K_BF16_BLOCK) {
+        GPU_UNROLL
+        for (uint32_t d = 0; d < K_FEW_DEEP; d++) {
+            if (at + d * K_BF16_BLOCK >= whole) break;
+            const float *x = sh.x + at + d * K_BF16_BLOCK + lane;
+            GPU_UNROLL
+            for (int t = 0; t < 4; t++) {
+                s = gpu_fma(x[64 * t], gpu_as_f32(w[d].v[t] << 16), s);
+                s = gpu_fma(x[64 * t + 32], gpu_as_f32(w[d].v[t] & 0xffff0000u), s);
+            }
+        }
+        k_few_fetch(w, data, at + K_FEW_DEEP * K_BF16_BLOCK, whole);
+    }
+    for (uint32_t i = whole + lane; i < a->cols; i += GPU_WAVE) s = gpu_fma(sh.x[i], gpu_bf16_f32(data[i]), s);
+    s = gpu_wave_sum(s);
+    if (lane == 0 && row <= last) p->out[row] = s;
+}
+
+// Scales of the row's groups lie in the lanes: two of each, for at most 64 groups.
+GPU_DEV void k_few_q8(k_few_shared &sh, const k_product *p, const k_project_args *a, uint32_t row) {
+    const uint32_t last = p->rows - 1, lane = gpu_lane(), groups = k_q8_groups(a->cols), r = row < last ? row : last;
+    const size_t stride = k_q8_stride(a->cols);
+    const int8_t *data = (const int8_t *)p->data + r * stride;
+    float scale[2] = {0.0f, 0.0f}, s = 0.0f;
+    gpu_u4 w[K_FEW_PIECES][2] = {};
+    GPU_UNROLL
+    for (uint32_t i = 0; i < 2 * K_FEW_PIECES; i++)
+        if ((i * GPU_WAVE + lane) * 16 < stride) w[i / 2][i % 2] = gpu_load_u4(data + (i * GPU_WAVE + lane) * 16);
+    GPU_UNROLL
+    for (uint32_t i = 0; i < 2; i++)
+        if (i * GPU_WAVE + lane < groups) scale[i] = p->scales[k_q8_scale_at(p->rows, groups, r, i * GPU_WAVE + lane)];
+    k_few_input(sh, a);
+    int8_t *mine = sh.w[gpu_wave()];
+    GPU_UNROLL
+    for (uint32_t piece = 0; piece < K_FEW_PIECES; piece++) {
+        if (piece * K_FEW_PIECE >= a->cols) break;
+        gpu_sync();
+        *(gpu_u4 *)&mine[lane * 16] = w[piece][0];
+        *(gpu_u4 *)&mine[(GPU_WAVE + lane) * 16] = w[piece][1];
+        gpu_sync();
+        GPU_UNROLL
+        for (uint32_t g = 0; g < K_FEW_PIECE / K_Q8_GROUP; g++) {
+            const uint32_t group = piece * (K_FEW_PIECE / K_Q8_GROUP) + g, at = group * K_Q8_GROUP;
+            if (group >= groups) break;
+            const float ws = gpu_as_f32(gpu_shfl(gpu_as_u32(scale[group / GPU_WAVE]), (int)(group % GPU_WAVE)));
+            GPU_UNROLL
+            for (uint32_t i = lane; i < K_Q8_GROUP; i += GPU_WAVE)
+                if (at + i < a->cols) s = gpu_fma(sh.x[at + i], (float)mine[g * K_Q8_GROUP + i] * ws, s);
+        }
+    }
+    s = gpu_wave_sum(s);
+    if (lane == 0 && row <= last) p->out[row] = s;
 }
 
 enum { K_KIND_Q8 = 1, K_KIND_DOT = 2 };
@@ -697,11 +622,17 @@ template <int NX, int KIND> GPU_DEV void k_project_block(const k_project_args *a
     }
 }
 
-GPU_DEV bool k_few_rows(const k_product *p) { return p->rows <= K_DOT_FEW_ROWS; }
+K_BOTH bool k_few_rows(const k_product *p) { return p->rows <= K_DOT_FEW_ROWS; }
+
+typedef union k_one_shared {
+    k_split_shared split;
+    k_few_shared few;
+} k_one_shared;
+static_assert(sizeof(k_one_shared) <= 48 << 10, "shared memory");
 
 // One input row.
 GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
-    GPU_SHARED(k_split_shared, sh);
+    GPU_SHARED(k_one_shared, sh);
     gpu_release_next();
     uint32_t block;
     const k_product p = k_project_find(&a, &block);
@@ -712,10 +643,20 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
         k_split_prefetch(&p, &a, row_tile * K_Q8_ROWS, slice);
         gpu_wait_previous();
         if (a.split > 1)
-            k_q8_split(sh, &p, &a, row_tile, of_block, slice);
+            k_q8_split(sh.split, &p, &a, row_tile, of_block, slice);
         else if (tile < k_ceil_div(p.rows, K_Q8_ROWS))
             k_q8_tile<1>(&p, &a, tile * K_Q8_ROWS, 0);
         return;
+    }
+    if (k_few_rows(&p) && a.cols <= K_FEW_COLS && a.cols % 8 == 0 && (uintptr_t)a.x % 16 == 0) {
+        if (p.mode == K_MODE_BF16 && p.rows > 1) {
+            k_few_bf16(sh.few, &p, &a, tile);
+            return;
+        }
+        if (p.mode == K_MODE_Q8_EXACT) {
+            k_few_q8(sh.few, &p, &a, tile);
+            return;
+        }
     }
     gpu_wait_previous();
     if (k_few_rows(&p)) {
@@ -802,23 +743,4 @@ static void k_project(gpuStream_t stream, const k_project_args *all) {
     if (blocks) GPU_LAUNCH_EARLY(kern_project_q8, gpuDim3(blocks, y), K_BLOCK, stream, a);
     blocks = k_project_select(&a, all, K_KIND_DOT);
     if (blocks) GPU_LAUNCH_EARLY(kern_project_dot, gpuDim3(blocks, y), K_BLOCK, stream, a);
-}
-
-// ---------------------------------------------------------------- sums
-
-typedef struct k_add_args {
-    float *sum;
-    const float *a, *b;
-    size_t count;
-} k_add_args;
-
-GPU_KERNEL GPU_BOUNDS(K_BLOCK, 4) kern_add(k_add_args a) {
-    gpu_begin();
-    size_t step = (size_t)gpu_nbx() * K_BLOCK;
-    for (size_t i = (size_t)gpu_bx() * K_BLOCK + gpu_tid(); i < a.count; i += step) a.sum[i] = a.a[i] + a.b[i];
-}
-
-static void k_add(gpuStream_t stream, const k_add_args *a) {
-    size_t blocks = (a->count + K_BLOCK - 1) / K_BLOCK;
-    if (blocks) GPU_LAUNCH_EARLY(kern_add, (uint32_t)(blocks < 4096 ? blocks : 4096), K_BLOCK, stream, *a);
 }

@@ -1,5 +1,5 @@
 // k_experts.h - routed MXFP4 experts on the slot layout: gate and up with SITU, down, of single rows and in reference
-// precision; weighted sum and norm.  k_experts_range.h has the products of many rows.
+// precision.  k_experts_range.h has the products of many rows.
 //
 // Work: of single rows, a block of 4 waves takes a row of one expert through a tile of 32 weight rows (gate and up: a
 //   tile of each).  Lane = weight row, wave = group % 4 = partial sum.
@@ -9,8 +9,8 @@
 
 enum {
     EXPERT_THREADS = 128,
-    // GPU_BOUNDS of the products: 120 registers on AMD, 128 on NVIDIA.
-    // EXPERT_TOGETHER: groups of a wave whose weights are under way at a time.
+// GPU_BOUNDS of the products: 120 registers on AMD, 128 on NVIDIA.
+// EXPERT_TOGETHER: groups of a wave whose weights are under way at a time.
 #if GPU_HIP
     EXPERT_RESIDENT = 6,
     EXPERT_TOGETHER = 2
@@ -21,10 +21,10 @@ enum {
 };
 
 #if GPU_HIP || GPU_CUDA
-  #define EXPERT_PRAGMA(x) _Pragma(#x)
-  #define EXPERT_UNROLL(n) EXPERT_PRAGMA(unroll n)
+#define EXPERT_PRAGMA(x) _Pragma(#x)
+#define EXPERT_UNROLL(n) EXPERT_PRAGMA(unroll n)
 #else
-  #define EXPERT_UNROLL(n) (void)n;
+#define EXPERT_UNROLL(n) (void)n;
 #endif
 
 enum { EXPERT_QUANT_THREADS = 256 };
@@ -95,15 +95,13 @@ GPU_DEV void experts_groups(float (&acc)[MATS], const experts_shared &sh, const 
     }
 }
 
-// Asks for the first weights of this wave.
+// Asks for the first weights of this wave while the kernel before this one still runs.  More than that is slower.
 template <int MATS> GPU_DEV void experts_prefetch(const uint8_t *const (&tile)[MATS], uint32_t groups) {
+    // A wave's group is 512 bytes of every 2048: four lanes ask for it.
+    const uint32_t g = gpu_wave() + gpu_lane() / 4 * 4;
+    if (gpu_lane() / 4 >= EXPERT_TOGETHER || g >= groups) return;
     GPU_UNROLL
-    for (uint32_t i = 0; i < EXPERT_TOGETHER; i++) {
-        uint32_t g = gpu_wave() + 4 * i;
-        GPU_UNROLL
-        for (int m = 0; m < MATS; m++)
-            if (g < groups) gpu_prefetch(tile[m] + ((size_t)g * K_TILE + gpu_lane()) * K_MX_BYTES);
-    }
+    for (int m = 0; m < MATS; m++) gpu_prefetch(tile[m] + (size_t)g * K_TILE * K_MX_BYTES + gpu_lane() % 4 * 128);
 }
 
 // The products of a tile (or pair of tiles) with a row; the partial sums are in sh.part after it.
@@ -204,29 +202,6 @@ GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, 4) k_experts_outer_exact(experts_args a) {
     }
 }
 
-// ---------------------------------------------------------------- weighted sum and norm: a block a row
-typedef struct reduce_args {
-    float *out;
-    const float *y, *weights;
-    k_vector norm;
-    uint32_t per_row, hidden;
-    float eps;
-} reduce_args;
-enum { EXPERT_REDUCE_THREADS = 256 };
-GPU_KERNEL GPU_BOUNDS(EXPERT_REDUCE_THREADS, 4) k_experts_reduce(reduce_args a) {
-    const float *weights = a.weights + (size_t)gpu_bx() * a.per_row, *y = a.y + (size_t)gpu_bx() * a.per_row * a.hidden;
-    float *out = a.out + (size_t)gpu_bx() * a.hidden;
-    for (uint32_t d = gpu_tid(); d < a.hidden; d += gpu_nt()) {
-        float u = 0.0f;
-        for (uint32_t e = 0; e < a.per_row; e++) u = gpu_fma(weights[e], y[(size_t)e * a.hidden + d], u);
-        out[d] = u;
-    }
-    gpu_sync();
-    float r = k_rms_factor(k_wave_dot32(out, out, a.hidden), a.hidden, a.eps); // every wave for itself
-    gpu_sync();
-    for (uint32_t d = gpu_tid(); d < a.hidden; d += gpu_nt()) out[d] = k_vector_get(a.norm, d) * (out[d] * r);
-}
-
 // ---------------------------------------------------------------- host
 // Quantises z [n][hidden] (fast; in reference the backend copies z).
 static inline void k_experts_begin(gpuStream_t stream, uint8_t *q, float *scales, const float *z, uint32_t n,
@@ -269,9 +244,4 @@ static inline void k_experts_run(gpuStream_t stream, const experts_args *args, b
     gpuDim3 block(EXPERT_THREADS);
     GPU_LAUNCH(k_experts_inner_exact, gpuDim3(a.table.count, a.inner / K_TILE), block, stream, a);
     GPU_LAUNCH(k_experts_outer_exact, gpuDim3(a.table.count, a.hidden / K_TILE), block, stream, a);
-}
-
-static inline void k_experts_reduce_norm(gpuStream_t stream, const reduce_args *args, uint32_t n) {
-    reduce_args a = *args;
-    if (n) GPU_LAUNCH(k_experts_reduce, gpuDim3(n), gpuDim3(EXPERT_REDUCE_THREADS), stream, a);
 }

@@ -46,6 +46,8 @@ typedef struct kda_args {
     const void *history_in;
     void *history_out;
     float *out;
+    int8_t *q;       // not NULL (heads of KDA_DIM): the int8 form of out too, a head is a group of 128
+    float *q_scales; // [n][heads]
     uint32_t history_bf16; // fast: the history and the convolution inputs are bf16 values
 } kda_args;
 
@@ -131,14 +133,25 @@ template <bool TUNED> GPU_DEV void kda_prepare(const kda_args &a, const kda_chun
 }
 
 // Norm and gate of the recurrence's outputs, a wave a token.
-GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0, uint32_t count) {
+template <bool TUNED> GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0,
+                                              uint32_t count) {
     gpu_sync();
     for (uint32_t t = gpu_wave(); t < count; t += gpu_nt() / GPU_WAVE) {
         const float *o = c.o + t * a.dim;
         float r = k_rms_factor(k_wave_dot32(o, o, a.dim), a.dim, a.norm_eps);
         size_t at = ((size_t)(t0 + t) * a.heads + head) * a.dim;
-        for (uint32_t d = gpu_lane(); d < a.dim; d += GPU_WAVE)
-            a.out[at + d] = a.o_norm[d] * (o[d] * r) * k_sigmoid(a.g[at + d]);
+        uint32_t amax = 0;
+        for (uint32_t d = gpu_lane(); d < a.dim; d += GPU_WAVE) {
+            float y = a.o_norm[d] * (o[d] * r) * k_sigmoid(a.g[at + d]);
+            a.out[at + d] = y;
+            amax = gpu_max_u32(amax, k_abs_bits(y));
+        }
+        if (!TUNED || !a.q) continue;
+        const k_quant k = k_quant_of(gpu_wave_max_u32(amax));
+        KDA_ROLLED
+        for (uint32_t d = gpu_lane(); d < KDA_DIM; d += GPU_WAVE) // each lane reads what it wrote: registers are scarce
+            a.q[at + d] = (int8_t)k_quant_one(a.out[at + d], k);
+        if (gpu_lane() == 0) a.q_scales[(size_t)(t0 + t) * a.heads + head] = k.scale;
     }
 }
 
@@ -192,6 +205,7 @@ GPU_DEV void kda_step(float (&s)[KDA_DIM / 4][KDA_COLUMNS], float *o, const floa
 }
 
 GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 1) KDA_REGISTERS k_kda_tuned(kda_args a) {
+    gpu_begin();
     GPU_SHARED(kda_tuned_shared, sh);
     kda_chunk c = {sh.q[0], sh.k[0], sh.alpha[0], sh.v[0], sh.o[0], sh.beta, 4 * KDA_PLANE};
     uint32_t head = gpu_bx(), r = gpu_tid() % 4, column = gpu_tid() / 4 * KDA_COLUMNS;
@@ -206,7 +220,7 @@ GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 1) KDA_REGISTERS k_kda_tuned(kda_args a) {
         for (uint32_t t = 0; t < count; t++)
             kda_step(s, sh.o[t] + column, sh.q[t] + r * KDA_PLANE, sh.k[t] + r * KDA_PLANE, sh.alpha[t] + r * KDA_PLANE,
                      sh.v[t] + column, sh.beta[t]);
-        kda_finish(a, c, head, t0, count);
+        kda_finish<true>(a, c, head, t0, count);
     }
     GPU_UNROLL
     for (int j = 0; j < KDA_DIM / 4; j++)
@@ -256,6 +270,7 @@ GPU_DEV float kda_column(const float *before, float *after, uint32_t dim, const 
 }
 
 GPU_KERNEL GPU_BOUNDS(KDA_GENERIC_THREADS, 2) k_kda_generic(kda_args a, uint32_t chunk) {
+    gpu_begin();
     GPU_SHARED(kda_generic_shared, sh);
     uint32_t dim = a.dim, head = gpu_bx(), area = chunk * dim;
     kda_chunk c = {sh.x, sh.x + area, sh.x + 2 * area, sh.x + 3 * area, sh.x + 4 * area, sh.beta, dim};
@@ -269,7 +284,7 @@ GPU_KERNEL GPU_BOUNDS(KDA_GENERIC_THREADS, 2) k_kda_generic(kda_args a, uint32_t
                 c.o[t * dim + j] = kda_column(before + j, a.state_out + state + j, dim, c.q + t * dim, c.k + t * dim,
                                               c.alpha + t * dim, c.v[t * dim + j], c.beta[t]);
         }
-        kda_finish(a, c, head, t0, count);
+        kda_finish<false>(a, c, head, t0, count);
     }
     if (a.n == 0)
         for (uint32_t i = gpu_tid(); i < dim * dim; i += gpu_nt()) a.state_out[state + i] = a.state_in[state + i];
@@ -284,10 +299,10 @@ static inline bool kda_fits(uint32_t heads, uint32_t dim, uint32_t taps) {
 static inline void k_kda_range(gpuStream_t stream, const kda_args *args) {
     kda_args a = *args;
     if (a.dim == KDA_DIM) {
-        GPU_LAUNCH(k_kda_tuned, gpuDim3(a.heads), gpuDim3(KDA_THREADS), stream, a);
+        GPU_LAUNCH_EARLY(k_kda_tuned, gpuDim3(a.heads), gpuDim3(KDA_THREADS), stream, a);
         return;
     }
     uint32_t chunk = KDA_GENERIC_FLOATS / (KDA_GENERIC_ROWS * a.dim);
     if (chunk > KDA_CHUNK) chunk = KDA_CHUNK;
-    GPU_LAUNCH(k_kda_generic, gpuDim3(a.heads), gpuDim3(KDA_GENERIC_THREADS), stream, a, chunk);
+    GPU_LAUNCH_EARLY(k_kda_generic, gpuDim3(a.heads), gpuDim3(KDA_GENERIC_THREADS), stream, a, chunk);
 }

@@ -14,19 +14,21 @@
 
 // Sizes of the pieces of work; results do not depend on them, and tests make them small.
 #ifndef MLA_ROWS
-  #define MLA_ROWS 128          // rows that are worked on together
+#define MLA_ROWS 128 // rows that are worked on together
 #endif
 #ifndef MLA_PARTS
-  #define MLA_PARTS 128         // (row, key block) items of a split launch; at least MLA_SPLIT_ROWS
+#define MLA_PARTS 128 // (row, key block) items of a split launch; at least MLA_SPLIT_ROWS
 #endif
 #ifndef MLA_LAUNCH_ITEMS
-  #define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused launch, so that none is long; at least MLA_ROWS
+#define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused launch, so that none is long; at least MLA_ROWS
 #endif
 enum {
-    MLA_KEYS = 256,        // keys of a block
-    MLA_SPLIT_ROWS = 16,   // at most so many rows use the split form
-    MLA_RANK = 512, MLA_EXTRA = 64, MLA_WIDTH = MLA_RANK + MLA_EXTRA, // the tuned shape
-    MLA_HEADS = 16,        // heads a tuned block serves
+    MLA_KEYS = 256,      // keys of a block
+    MLA_SPLIT_ROWS = 16, // at most so many rows use the split form
+    MLA_RANK = 512,
+    MLA_EXTRA = 64,
+    MLA_WIDTH = MLA_RANK + MLA_EXTRA, // the tuned shape
+    MLA_HEADS = 16,                   // heads a tuned block serves
     MLA_THREADS = 256,
     MLA_MAX_RANK = 8192
 };
@@ -34,9 +36,9 @@ enum {
 // Bounds of the kernels with many registers: 120 of them on AMD, where shared memory decides what is resident; 128 on
 // NVIDIA.
 #if GPU_HIP
-  #define MLA_BOUNDS GPU_BOUNDS(MLA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
+#define MLA_BOUNDS GPU_BOUNDS(MLA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
 #else
-  #define MLA_BOUNDS GPU_BOUNDS(MLA_THREADS, 2)
+#define MLA_BOUNDS GPU_BOUNDS(MLA_THREADS, 2)
 #endif
 
 // Shapes and meaning as ms_mla and ms_mla_io; every pointer is a device address.
@@ -47,10 +49,10 @@ typedef struct mla_args {
     const gpu_bf16 *kv_b; // layout of k_bf16_at()
     const float *q, *c, *gate;
     void *rows;
-    uint32_t rows_bf16;   // fast
+    uint32_t rows_bf16; // fast
     uint64_t position;
     float *out;
-    void *scratch;        // mla_scratch_bytes()
+    void *scratch; // mla_scratch_bytes()
 } mla_args;
 
 // (m, l, a) of some items: m and l [items][heads], a [items][heads][rank].
@@ -61,10 +63,10 @@ typedef struct mla_sums {
 // Rows [first, first + count) of the range, and where their intermediate values lie.
 typedef struct mla_chunk {
     uint32_t first, count;
-    float *query;            // [count][heads][rank + extra]
-    mla_sums run, part;      // of rows; of (row, key block) items
-    uint64_t block;          // first key block of a launch
-    uint32_t blocks;         // key blocks of a launch
+    float *query;       // [count][heads][rank + extra]
+    mla_sums run, part; // of rows; of (row, key block) items
+    uint64_t block;     // first key block of a launch
+    uint32_t blocks;    // key blocks of a launch
     uint32_t split;
 } mla_chunk;
 
@@ -75,8 +77,10 @@ GPU_DEV float mla_row_get(const mla_args &a, size_t i) {
     return a.rows_bf16 ? gpu_bf16_f32(((const gpu_bf16 *)a.rows)[i]) : ((const float *)a.rows)[i];
 }
 GPU_DEV void mla_row_set(const mla_args &a, size_t i, float x) {
-    if (a.rows_bf16) ((gpu_bf16 *)a.rows)[i] = gpu_f32_bf16(x);
-    else ((float *)a.rows)[i] = x;
+    if (a.rows_bf16)
+        ((gpu_bf16 *)a.rows)[i] = gpu_f32_bf16(x);
+    else
+        ((float *)a.rows)[i] = x;
 }
 
 // Element `col` of row `row` of kv_b.
@@ -96,6 +100,7 @@ GPU_DEV uint32_t mla_uniform(uint32_t x) {
 // ---------------------------------------------------------------- new cache rows: a block a row
 enum { MLA_ROW_THREADS = 128 };
 GPU_KERNEL GPU_BOUNDS(MLA_ROW_THREADS, 4) k_mla_rows(mla_args a) {
+    gpu_begin();
     uint32_t width = mla_width(a);
     const float *c = a.c + (size_t)gpu_bx() * width;
     size_t at = ((size_t)a.position + gpu_bx()) * width;
@@ -107,12 +112,10 @@ GPU_KERNEL GPU_BOUNDS(MLA_ROW_THREADS, 4) k_mla_rows(mla_args a) {
 // ---------------------------------------------------------------- absorbed queries: a block for a head and ROWS rows
 // Waves w and w + 4 sum the key dimensions d with d % 4 == w.  A lane takes the 8 columns of one 16-byte piece of kv_b.
 enum { MLA_Q_PIECE = 256 };
-template <int ROWS> struct mla_absorb_shared {
-    float q[ROWS][MLA_Q_PIECE], part[8][K_BF16_BLOCK];
-};
+template <int ROWS> struct mla_absorb_shared { float q[ROWS][MLA_Q_PIECE], part[8][K_BF16_BLOCK]; };
 
-template <int ROWS> GPU_DEV void mla_absorb_piece(float (&acc)[ROWS][8], const float (*q)[MLA_Q_PIECE], uint32_t d,
-                                                  const gpu_bf16 *w) {
+template <int ROWS>
+GPU_DEV void mla_absorb_piece(float (&acc)[ROWS][8], const float (*q)[MLA_Q_PIECE], uint32_t d, const gpu_bf16 *w) {
     gpu_u4 u = gpu_load_u4(w);
     float x[8];
     GPU_UNROLL
@@ -129,6 +132,7 @@ template <int ROWS> GPU_DEV void mla_absorb_piece(float (&acc)[ROWS][8], const f
 }
 
 template <int ROWS> GPU_KERNEL MLA_BOUNDS k_mla_absorb(mla_args a, mla_chunk k) {
+    gpu_begin();
     GPU_SHARED(mla_absorb_shared<ROWS>, sh);
     uint32_t head = gpu_bx(), row0 = gpu_by() * ROWS, rows = k.count - row0 < ROWS ? k.count - row0 : ROWS;
     uint32_t width = mla_width(a), q_dim = a.nope + a.extra, wave = gpu_wave(), lane = gpu_lane();
@@ -231,6 +235,7 @@ struct mla_generic_shared {
     float e[MLA_KEYS], m, l;
 };
 GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_attend_generic(mla_args a, mla_chunk k) {
+    gpu_begin();
     GPU_SHARED(mla_generic_shared, sh);
     uint32_t head = gpu_bx(), width = mla_width(a);
     mla_range_of range = mla_range_here(a, k, gpu_by());
@@ -289,7 +294,7 @@ GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_attend_generic(mla_args a, m
 
 // ---------------------------------------------------------------- tuned form: a block for an item and 16 heads
 enum {
-    MLA_TILE = 16,                      // keys in shared memory
+    MLA_TILE = 16,                       // keys in shared memory
     MLA_LANE_WORDS = MLA_WIDTH / 32 / 2, // a lane's 18 values of a row as pairs: the columns lane + 32 i
     MLA_KEY_WORDS = 32 * MLA_LANE_WORDS,
     MLA_E_STEP = MLA_HEADS + 4
@@ -403,6 +408,7 @@ GPU_DEV void mla_block_sums(float (&acc)[8][8], const mla_tuned_shared &sh, cons
 }
 
 GPU_KERNEL MLA_BOUNDS k_mla_attend_tuned(mla_args a, mla_chunk k) {
+    gpu_begin();
     GPU_SHARED(mla_tuned_shared, sh);
     uint32_t head0 = gpu_bx() * MLA_HEADS, heads = a.heads - head0 < MLA_HEADS ? a.heads - head0 : (uint32_t)MLA_HEADS;
     mla_range_of range = mla_range_here(a, k, gpu_by());
@@ -474,6 +480,7 @@ struct mla_merge_shared {
     float m, l, f[MLA_PARTS], f_b[MLA_PARTS];
 };
 GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_merge(mla_args a, mla_chunk k) {
+    gpu_begin();
     GPU_SHARED(mla_merge_shared, sh);
     uint32_t head = gpu_bx(), row = gpu_by(), count = k.blocks;
     uint64_t all = (mla_keys(a, k, row) + MLA_KEYS - 1) / MLA_KEYS;
@@ -509,6 +516,7 @@ struct mla_value_shared {
 };
 static_assert(sizeof(mla_value_shared) <= 48 << 10, "shared memory");
 GPU_KERNEL GPU_BOUNDS(MLA_THREADS, 2) k_mla_value(mla_args a, mla_chunk k, uint32_t rows_each) {
+    gpu_begin();
     GPU_SHARED(mla_value_shared, sh);
     uint32_t head = gpu_bx(), row0 = gpu_by() * rows_each,
              rows = k.count - row0 < rows_each ? k.count - row0 : rows_each;
@@ -567,9 +575,10 @@ static inline void mla_attend(gpuStream_t stream, const mla_args *args, const ml
     mla_chunk k = *chunk;
     uint32_t items = k.split ? k.count * k.blocks : k.count;
     if (mla_tuned(args))
-        GPU_LAUNCH(k_mla_attend_tuned, gpuDim3(k_ceil_div(a.heads, MLA_HEADS), items), gpuDim3(MLA_THREADS), stream, a,
-                   k);
-    else GPU_LAUNCH(k_mla_attend_generic, gpuDim3(a.heads, items), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
+        GPU_LAUNCH_EARLY(k_mla_attend_tuned, gpuDim3(k_ceil_div(a.heads, MLA_HEADS), items), gpuDim3(MLA_THREADS),
+                         stream, a, k);
+    else
+        GPU_LAUNCH_EARLY(k_mla_attend_generic, gpuDim3(a.heads, items), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
 }
 
 // Attention of a chunk: every key block of its rows, ascending, into k.run.
@@ -581,24 +590,26 @@ static inline void mla_attend_all(gpuStream_t stream, const mla_args *args, mla_
     for (k.block = 0; k.block < all; k.block += step) {
         k.blocks = all - k.block < step ? (uint32_t)(all - k.block) : step;
         mla_attend(stream, args, &k);
-        if (k.split) GPU_LAUNCH(k_mla_merge, gpuDim3(a.heads, k.count), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
+        if (k.split)
+            GPU_LAUNCH_EARLY(k_mla_merge, gpuDim3(a.heads, k.count), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
     }
 }
 
 static inline void k_mla_range(gpuStream_t stream, const mla_args *args) {
     mla_args a = *args;
     if (a.n == 0 || a.heads == 0) return;
-    GPU_LAUNCH(k_mla_rows, gpuDim3(a.n), gpuDim3(MLA_ROW_THREADS), stream, a);
+    GPU_LAUNCH_EARLY(k_mla_rows, gpuDim3(a.n), gpuDim3(MLA_ROW_THREADS), stream, a);
     uint32_t value_rows =
         MLA_VALUE_FLOATS / a.rank < MLA_VALUE_ROWS ? MLA_VALUE_FLOATS / a.rank : (uint32_t)MLA_VALUE_ROWS;
     for (uint32_t first = 0; first < a.n; first += MLA_ROWS) {
         mla_chunk k = mla_chunk_of(args, first);
         if (k.count < 4)
-            GPU_LAUNCH(k_mla_absorb<1>, gpuDim3(a.heads, k.count), gpuDim3(MLA_THREADS), stream, a, k);
+            GPU_LAUNCH_EARLY(k_mla_absorb<1>, gpuDim3(a.heads, k.count), gpuDim3(MLA_THREADS), stream, a, k);
         else
-            GPU_LAUNCH(k_mla_absorb<8>, gpuDim3(a.heads, k_ceil_div(k.count, 8)), gpuDim3(MLA_THREADS), stream, a, k);
+            GPU_LAUNCH_EARLY(k_mla_absorb<8>, gpuDim3(a.heads, k_ceil_div(k.count, 8)), gpuDim3(MLA_THREADS), stream, a,
+                             k);
         mla_attend_all(stream, args, k);
-        GPU_LAUNCH(k_mla_value, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)), gpuDim3(MLA_THREADS), stream, a, k,
-                   value_rows);
+        GPU_LAUNCH_EARLY(k_mla_value, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)), gpuDim3(MLA_THREADS), stream,
+                         a, k, value_rows);
     }
 }

@@ -1,4 +1,5 @@
-// k_mx.h - what the kernels of routed MXFP4 experts share: items of work, nibbles to bytes, quantised inputs, arguments.
+// k_mx.h - what the kernels of routed MXFP4 experts share: items of work, nibbles to bytes, quantised inputs,
+// arguments.
 //
 // Quantised inputs are kept in the order of mx_place(), which differs by target; nothing outside the expert kernels
 //   reads them.
@@ -13,16 +14,16 @@ extern "C" {
 }
 
 // Rows of an item: at most EXPERT_FEW for one kernel, at most EXPERT_MANY for the other (k_experts_range.h).
-enum { EXPERT_FEW = 32, EXPERT_MANY = GPU_S8_WMMA ? 64 : 96 };
+enum { EXPERT_FEW = GPU_S8_WMMA ? 32 : 24, EXPERT_MANY = GPU_S8_WMMA ? 64 : 88 };
 
 // Nibbles are looked up eight at a time, either in their own order (one PRMT takes four nibbles as selectors), or split
 // into even and odd ones (selectors of v_perm are bytes).
 #ifndef MX_NATURAL
-  #if GPU_CUDA
-    #define MX_NATURAL 1
-  #else
-    #define MX_NATURAL 0
-  #endif
+#if GPU_CUDA
+#define MX_NATURAL 1
+#else
+#define MX_NATURAL 0
+#endif
 #endif
 
 // ---------------------------------------------------------------- descriptor table
@@ -99,24 +100,24 @@ GPU_DEV uint32_t mx_word(uint32_t j, uint32_t half) { return MX_NATURAL ? 2 * j 
 
 // ---------------------------------------------------------------- nibbles to signed bytes: 2 x value
 // u[0] goes with the input word mx_word(j, 0), u[1] with mx_word(j, 1), j the number of the weight word.
-#define MX_UP_LO 0x03020100u   // 0 1 2 3
-#define MX_UP_HI 0x0c080604u   // 4 6 8 12
+#define MX_UP_LO   0x03020100u // 0 1 2 3
+#define MX_UP_HI   0x0c080604u // 4 6 8 12
 #define MX_DOWN_LO 0xfdfeff00u // the same, negative
 #define MX_DOWN_HI 0xf4f8fafcu
 
 #if MX_NATURAL
 // The low four nibbles of sel, below 8, pick bytes of hi:lo.
 GPU_DEV uint32_t mx_prmt(uint32_t lo, uint32_t hi, uint32_t sel) {
-  #if GPU_CUDA
+#if GPU_CUDA
     uint32_t r;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(lo), "r"(hi), "r"(sel));
     return r;
-  #else
+#else
     uint64_t t = (uint64_t)hi << 32 | lo;
     uint32_t r = 0;
     for (int i = 0; i < 4; i++) r |= (uint32_t)(t >> 8 * (sel >> 4 * i & 7u) & 0xffu) << 8 * i;
     return r;
-  #endif
+#endif
 }
 // Four codes by their values, and for each of them the choice of sign.
 GPU_DEV uint32_t mx_four(uint32_t sel, uint32_t sign) {

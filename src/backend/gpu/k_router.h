@@ -26,9 +26,6 @@ typedef struct k_router_shared {
     float score[K_ROUTER_TOP]; // of the picks, by rank of id
 } k_router_shared;
 
-// Choices that a thread keeps in registers; those of experts behind them are computed again for each pick.
-enum { K_ROUTER_HELD = 4 };
-
 // True when choice (v, id) stands before (w, other): larger, or equal with the lower id.
 GPU_DEV bool k_router_before(float v, uint32_t id, float w, uint32_t other) { return v > w || (v == w && id < other); }
 
@@ -95,19 +92,7 @@ GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router(k_router_args a) {
     uint32_t *ids = a.ids + row * a.top_k;
     float *weights = a.weights + row * a.top_k;
     bool bad = false;
-    float held[K_ROUTER_HELD];
-    GPU_UNROLL
-    for (uint32_t i = 0; i < K_ROUTER_HELD; i++) {
-        const uint32_t e = gpu_tid() + i * K_ROUTER_BLOCK;
-        held[i] = 0.0f;
-        if (e >= a.experts) continue;
-        const float s = k_sigmoid(score[e]);
-        held[i] = s + a.bias[e];
-        score[e] = s;
-        bad = bad || !k_finite(held[i]);
-    }
-    const uint32_t behind = gpu_tid() + K_ROUTER_HELD * K_ROUTER_BLOCK;
-    for (uint32_t e = behind; e < a.experts; e += K_ROUTER_BLOCK) {
+    for (uint32_t e = gpu_tid(); e < a.experts; e += K_ROUTER_BLOCK) {
         score[e] = k_sigmoid(score[e]);
         bad = bad || !k_finite(score[e] + a.bias[e]);
     }
@@ -130,12 +115,7 @@ GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router(k_router_args a) {
     for (uint32_t pick = 0; pick < a.top_k; pick++) {
         float value = 0.0f;
         uint32_t id = 0xffffffffu;
-        GPU_UNROLL
-        for (uint32_t i = 0; i < K_ROUTER_HELD; i++) {
-            const uint32_t e = gpu_tid() + i * K_ROUTER_BLOCK;
-            if (e < a.experts) k_router_try(&value, &id, held[i], e, last, last_id);
-        }
-        for (uint32_t e = behind; e < a.experts; e += K_ROUTER_BLOCK)
+        for (uint32_t e = gpu_tid(); e < a.experts; e += K_ROUTER_BLOCK)
             k_router_try(&value, &id, score[e] + a.bias[e], e, last, last_id);
         k_router_best(&sh, &value, &id);
         last = value;
@@ -146,6 +126,112 @@ GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router(k_router_args a) {
     k_router_write(&a, &sh, score, ids, weights);
 }
 
+// ---------------------------------------------------------------- few experts and picks
+// A wave takes the first top_k of its own 128 choices by itself, then every candidate counts those before it.
+enum { K_ROUTER_FEW = 32, K_ROUTER_EACH = 4, K_ROUTER_FEW_EXPERTS = K_ROUTER_BLOCK * K_ROUTER_EACH };
+typedef struct k_router_few_shared {
+    k_router_shared top;
+    uint32_t key[K_ROUTER_WAVES * K_ROUTER_FEW], id[K_ROUTER_WAVES * K_ROUTER_FEW];
+    float score[K_ROUTER_FEW_EXPERTS];
+} k_router_few_shared;
+
+// Larger for a larger value, equal for both zeros, 0 for no finite value.
+GPU_DEV uint32_t k_router_key(float x) {
+    const uint32_t u = gpu_as_u32(x);
+    if (u == 0x80000000u) return 0x80000000u;
+    return u >> 31 ? ~u : u | 0x80000000u;
+}
+
+// The first `count` choices of this wave to its part of the lists; key 0: there is none.
+GPU_DEV void k_router_wave(k_router_few_shared *sh, uint32_t (&key)[K_ROUTER_EACH], uint32_t first, uint32_t count) {
+    const uint32_t to = gpu_wave() * count;
+    for (uint32_t pick = 0; pick < count; pick++) {
+        uint32_t best = 0, id = 0;
+        GPU_UNROLL
+        for (uint32_t i = 0; i < K_ROUTER_EACH; i++) {
+            id = key[i] > best ? first + i * GPU_WAVE : id;
+            best = gpu_max_u32(best, key[i]);
+        }
+        const uint32_t top = gpu_wave_max_u32(best);
+        const uint32_t winner = ~gpu_wave_max_u32(best == top ? ~id : 0);
+        GPU_UNROLL
+        for (uint32_t i = 0; i < K_ROUTER_EACH; i++) key[i] = first + i * GPU_WAVE == winner ? 0 : key[i];
+        if (gpu_lane() == 0) {
+            sh->key[to + pick] = top;
+            sh->id[to + pick] = winner;
+        }
+    }
+}
+
+GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router_few(k_router_args a) {
+    GPU_SHARED(k_router_few_shared, sh);
+    gpu_begin();
+    const size_t row = gpu_bx();
+    const uint32_t first = gpu_wave() * K_ROUTER_EACH * GPU_WAVE + gpu_lane();
+    uint32_t key[K_ROUTER_EACH];
+    bool bad = false;
+    GPU_UNROLL
+    for (uint32_t i = 0; i < K_ROUTER_EACH; i++) {
+        const uint32_t e = first + i * GPU_WAVE;
+        key[i] = 0;
+        if (e >= a.experts) continue;
+        const float s = k_sigmoid(a.score[row * a.experts + e]), choice = s + a.bias[e];
+        sh.score[e] = s;
+        key[i] = k_router_key(choice);
+        bad = bad || !k_finite(choice);
+    }
+    const uint32_t in_wave = gpu_ballot(bad);
+    if (gpu_lane() == 0) sh.top.bad[gpu_wave()] = in_wave;
+    k_router_wave(&sh, key, first, a.top_k);
+    gpu_sync();
+    uint32_t any = 0;
+    for (int w = 0; w < K_ROUTER_WAVES; w++) any |= sh.top.bad[w];
+    uint32_t *ids = a.ids + row * a.top_k;
+    float *weights = a.weights + row * a.top_k;
+    if (any) {
+        if (gpu_tid() < a.top_k) {
+            ids[gpu_tid()] = gpu_tid();
+            weights[gpu_tid()] = 0.0f;
+        }
+        if (gpu_tid() == 0) (void)gpu_atomic_min(a.bad, a.bad_base + (uint32_t)row);
+        return;
+    }
+    const uint32_t candidates = K_ROUTER_WAVES * a.top_k;
+    if (gpu_tid() < candidates && sh.key[gpu_tid()]) {
+        const uint32_t mine = sh.key[gpu_tid()], id = sh.id[gpu_tid()];
+        uint32_t rank = 0;
+        GPU_UNROLL_8
+        for (uint32_t i = 0; i < candidates; i++) rank += sh.key[i] > mine || (sh.key[i] == mine && sh.id[i] < id);
+        if (rank < a.top_k) sh.top.id[rank] = id;
+    }
+    gpu_sync();
+    k_router_write(&a, &sh.top, sh.score, ids, weights);
+}
+
 static void k_router(gpuStream_t stream, const k_router_args *a) {
-    if (a->n) GPU_LAUNCH_EARLY(kern_router, a->n, K_ROUTER_BLOCK, stream, *a);
+    if (!a->n) return;
+    if (a->top_k <= K_ROUTER_FEW && a->experts <= K_ROUTER_FEW_EXPERTS)
+        GPU_LAUNCH_EARLY(kern_router_few, a->n, K_ROUTER_BLOCK, stream, *a);
+    else
+        GPU_LAUNCH_EARLY(kern_router, a->n, K_ROUTER_BLOCK, stream, *a);
+}
+
+// ---------------------------------------------------------------- words for the host
+enum { K_FETCH_WORDS = 1024 };
+typedef struct k_fetch_args {
+    uint32_t *to; // host memory that the device sees
+    const uint32_t *from;
+    uint32_t count; // at most K_FETCH_WORDS
+    uint32_t *flag; // not NULL: *flag = *bad
+    const uint32_t *bad;
+} k_fetch_args;
+
+GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 1) kern_fetch(k_fetch_args a) {
+    gpu_begin();
+    for (uint32_t i = gpu_tid(); i < a.count; i += K_ROUTER_BLOCK) a.to[i] = a.from[i];
+    if (gpu_tid() == 0 && a.flag) *a.flag = *a.bad;
+}
+
+static inline void k_fetch(gpuStream_t stream, const k_fetch_args *a) {
+    GPU_LAUNCH_EARLY(kern_fetch, 1, K_ROUTER_BLOCK, stream, *a);
 }

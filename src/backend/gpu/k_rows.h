@@ -1,0 +1,376 @@
+// k_rows.h - what is done to whole rows: norms, mixes, the weighted sum of experts, sums; each can leave the int8 form
+// of its result for the products that follow (docs/numerics.md, 2 and 4).
+//
+// Work: a block has a row.  Its dot product with itself is the work of one wave, in the order of dot32; everything else
+//   is shared by all threads, which own four neighbouring columns each, so that a wave has a group of 128.  The scores
+//   of a mix are a launch of their own, a block for each source.  Rows that are longer than K_ROW_KEPT, or no multiple
+//   of four, take the plain form.
+// Owns: nothing.  Errors: launchers do not fail; the caller asks gpuGetLastError().
+#pragma once
+#include "backend/gpu/k_common.h"
+
+enum {
+    K_ROW_BLOCK = 1024,
+    K_ROW_WAVES = K_ROW_BLOCK / GPU_WAVE,
+    K_ROW_KEPT = 8192,
+    K_PLAIN_BLOCK = 256,
+    K_MIX_SOURCES = 256,
+    K_MIX_ADDS = 2
+};
+
+typedef struct k_row_shared {
+    alignas(16) float y[K_ROW_KEPT];
+    float p[K_MIX_SOURCES], factor;
+} k_row_shared;
+static_assert(sizeof(k_row_shared) <= 48 << 10, "shared memory");
+
+// Where a result goes: f32 always, and int8 in groups of 128 when q is not NULL.
+typedef struct k_row_out {
+    float *out; // [n][dim]
+    int8_t *q;  // [n][groups * 128]
+    float *scales;
+} k_row_out;
+
+static inline bool k_row_fits(uint32_t dim) { return dim % 4 == 0 && dim <= K_ROW_KEPT; }
+
+// Dot of the kept row with itself, by one wave.
+GPU_DEV float k_row_square(const k_row_shared *sh, uint32_t dim) {
+    float s = 0.0f;
+    GPU_UNROLL_8
+    for (uint32_t i = gpu_lane(); i < dim; i += GPU_WAVE) s = gpu_fma(sh->y[i], sh->y[i], s);
+    return gpu_wave_sum(s);
+}
+
+// The kept row to its place, normed when there is a norm.  The block has written sh.y; it is not yet synchronised.
+GPU_DEV void k_row_finish(k_row_shared *sh, const k_row_out *to, size_t row, k_vector norm, uint32_t dim, float eps) {
+    gpu_sync();
+    if (norm.data && gpu_wave() == 0) {
+        float r = k_rms_factor(k_row_square(sh, dim), dim, eps);
+        if (gpu_lane() == 0) sh->factor = r;
+    }
+    gpu_sync();
+    const uint32_t groups = k_q8_groups(dim);
+    float *out = to->out + row * dim;
+    for (uint32_t g = gpu_wave(); g < groups; g += K_ROW_WAVES) { // whole waves
+        const uint32_t col = g * K_Q8_GROUP + gpu_lane() * 4;
+        gpu_f4 x = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        uint32_t amax = 0;
+        if (col < dim) {
+            x = gpu_load_f4(&sh->y[col]);
+            GPU_UNROLL
+            for (uint32_t i = 0; i < 4; i++) {
+                if (norm.data) x.v[i] = k_vector_get(norm, col + i) * (x.v[i] * sh->factor);
+                amax = gpu_max_u32(amax, k_abs_bits(x.v[i]));
+            }
+            *(gpu_f4 *)(out + col) = x;
+        }
+        if (!to->q) continue;
+        const k_quant k = k_quant_of(gpu_wave_max_u32(amax));
+        const size_t at = row * groups + g;
+        ((uint32_t *)(to->q + at * K_Q8_GROUP))[gpu_lane()] =
+            k_pack4(k_quant_one(x.v[0], k), k_quant_one(x.v[1], k), k_quant_one(x.v[2], k), k_quant_one(x.v[3], k));
+        if (gpu_lane() == 0) to->scales[at] = k.scale;
+    }
+}
+
+// ---------------------------------------------------------------- rms_norm
+
+typedef struct k_rms_norm_args {
+    k_row_out to;
+    const float *x; // [n][dim]
+    k_vector w;
+    uint32_t n, dim;
+    float eps;
+} k_rms_norm_args;
+
+GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_rms_norm(k_rms_norm_args a) {
+    GPU_SHARED(k_row_shared, sh);
+    gpu_begin();
+    const float *x = a.x + (size_t)gpu_bx() * a.dim;
+    for (uint32_t i = gpu_tid() * 4; i < a.dim; i += K_ROW_BLOCK * 4) *(gpu_f4 *)&sh.y[i] = gpu_load_f4(x + i);
+    k_row_finish(&sh, &a.to, gpu_bx(), a.w, a.dim, a.eps);
+}
+
+typedef struct k_norm_shared {
+    float factor;
+} k_norm_shared;
+
+// out = w * (x * RMS factor of x) for the row of this block; out may be x.
+GPU_DEV void k_norm_row(k_norm_shared *sh, float *out, const float *x, k_vector w, uint32_t dim, float eps) {
+    if (gpu_wave() == 0) {
+        float r = k_rms_factor(k_wave_dot32(x, x, dim), dim, eps);
+        if (gpu_lane() == 0) sh->factor = r;
+    }
+    gpu_sync();
+    float r = sh->factor;
+    for (uint32_t i = gpu_tid(); i < dim; i += gpu_nt()) out[i] = k_vector_get(w, i) * (x[i] * r);
+}
+
+GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 2) kern_rms_norm_plain(k_rms_norm_args a) {
+    GPU_SHARED(k_norm_shared, sh);
+    gpu_begin();
+    size_t at = (size_t)gpu_bx() * a.dim;
+    k_norm_row(&sh, a.to.out + at, a.x + at, a.w, a.dim, a.eps);
+}
+
+// Whether the int8 form is left too.
+static inline bool k_rms_norm(gpuStream_t stream, const k_rms_norm_args *a) {
+    const bool fits = k_row_fits(a->dim);
+    if (a->n && fits)
+        GPU_LAUNCH_EARLY(kern_rms_norm, a->n, K_ROW_BLOCK, stream, *a);
+    else if (a->n)
+        GPU_LAUNCH_EARLY(kern_rms_norm_plain, a->n, K_PLAIN_BLOCK, stream, *a);
+    return fits;
+}
+
+// ---------------------------------------------------------------- sums
+
+typedef struct k_add_args {
+    float *sum;
+    const float *a, *b;
+    size_t count;
+} k_add_args;
+
+GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 4) kern_add(k_add_args a) {
+    gpu_begin();
+    size_t step = (size_t)gpu_nbx() * K_PLAIN_BLOCK;
+    for (size_t i = (size_t)gpu_bx() * K_PLAIN_BLOCK + gpu_tid(); i < a.count; i += step) a.sum[i] = a.a[i] + a.b[i];
+}
+
+static inline void k_add(gpuStream_t stream, const k_add_args *a) {
+    size_t blocks = (a->count + K_PLAIN_BLOCK - 1) / K_PLAIN_BLOCK;
+    if (blocks) GPU_LAUNCH_EARLY(kern_add, (uint32_t)(blocks < 4096 ? blocks : 4096), K_PLAIN_BLOCK, stream, *a);
+}
+
+// ---------------------------------------------------------------- mix_norm
+
+typedef struct k_mix_args {
+    k_row_out to;
+    const float *blocks; // closed block j, row i at blocks + j * block_stride + i * dim
+    size_t block_stride;
+    uint32_t block_count; // below K_MIX_SOURCES
+    const float *prefix;  // [n][dim], the last source
+    const float *score;   // [dim]
+    k_vector norm;        // data == NULL: the bare mix
+    uint32_t n, dim;
+    float eps;
+    float *scores; // [n][K_MIX_SOURCES]
+    // Sums of [n][dim] to be made first, in this order; none of them writes to a block, or to what others still read.
+    k_add_args add[K_MIX_ADDS];
+    uint32_t adds;
+} k_mix_args;
+
+GPU_DEV const float *k_mix_source(const k_mix_args *a, uint32_t source, size_t row) {
+    if (source == a->block_count) return a->prefix + row * a->dim;
+    return a->blocks + source * a->block_stride + row * a->dim;
+}
+
+// A block has a source of a row, which goes through shared memory in pieces; the next one is under way meanwhile.
+enum { K_SCORE_BLOCK = 256, K_SCORE_EACH = 4, K_SCORE_PIECE = K_SCORE_BLOCK * K_SCORE_EACH * 4 };
+typedef struct k_score_shared {
+    alignas(16) float u[K_SCORE_PIECE];
+    alignas(16) float v[K_SCORE_PIECE];
+    float square;
+} k_score_shared;
+
+typedef struct k_score_piece {
+    gpu_f4 u[K_SCORE_EACH], v[K_SCORE_EACH];
+} k_score_piece;
+
+GPU_DEV void k_score_load(k_score_piece *p, const k_mix_args *a, const float *v, uint32_t first, bool adds,
+                          size_t row) {
+    GPU_UNROLL
+    for (uint32_t j = 0; j < K_SCORE_EACH; j++) {
+        const uint32_t at = first + (gpu_tid() + j * K_SCORE_BLOCK) * 4;
+        p->u[j] = p->v[j] = gpu_f4{{0.0f, 0.0f, 0.0f, 0.0f}};
+        if (at >= a->dim) continue;
+        p->u[j] = gpu_load_f4(a->score + at);
+        for (uint32_t s = 0; adds && s < a->adds; s++) {
+            const size_t i = row * a->dim + at;
+            const gpu_f4 x = gpu_load_f4(a->add[s].a + i), y = gpu_load_f4(a->add[s].b + i);
+            gpu_f4 z;
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) z.v[e] = x.v[e] + y.v[e];
+            *(gpu_f4 *)(a->add[s].sum + i) = z; // this thread alone has these columns
+        }
+        p->v[j] = gpu_load_f4(v + at);
+    }
+}
+
+GPU_KERNEL GPU_BOUNDS(K_SCORE_BLOCK, 2) kern_mix_scores(k_mix_args a) {
+    GPU_SHARED(k_score_shared, sh);
+    gpu_begin();
+    const uint32_t source = gpu_bx();
+    const size_t row = gpu_by();
+    const float *v = k_mix_source(&a, source, row);
+    const bool adds = source == a.block_count;
+    k_score_piece next;
+    k_score_load(&next, &a, v, 0, adds, row);
+    float s = 0.0f; // of wave 0: dot32(u, v), of wave 1: dot32(v, v)
+    for (uint32_t first = 0; first < a.dim; first += K_SCORE_PIECE) {
+        gpu_sync();
+        GPU_UNROLL
+        for (uint32_t j = 0; j < K_SCORE_EACH; j++) {
+            const uint32_t at = (gpu_tid() + j * K_SCORE_BLOCK) * 4;
+            *(gpu_f4 *)&sh.u[at] = next.u[j];
+            *(gpu_f4 *)&sh.v[at] = next.v[j];
+        }
+        gpu_sync();
+        if (first + K_SCORE_PIECE < a.dim) k_score_load(&next, &a, v, first + K_SCORE_PIECE, adds, row);
+        if (gpu_wave() > 1) continue;
+        const float *left = gpu_wave() == 0 ? sh.u : sh.v;
+        const uint32_t count = a.dim - first < K_SCORE_PIECE ? a.dim - first : (uint32_t)K_SCORE_PIECE;
+        GPU_UNROLL_8
+        for (uint32_t i = gpu_lane(); i < count; i += GPU_WAVE) s = gpu_fma(left[i], sh.v[i], s);
+    }
+    if (gpu_wave() <= 1) s = gpu_wave_sum(s);
+    if (gpu_tid() == GPU_WAVE) sh.square = s;
+    gpu_sync();
+    if (gpu_tid() == 0) a.scores[row * K_MIX_SOURCES + source] = s * k_rms_factor(sh.square, a.dim, a.eps);
+}
+
+// Scores in p become the factors of the sources.
+GPU_DEV void k_mix_factors(float *p, uint32_t sources) {
+    gpu_sync();
+    float m = p[0];
+    for (uint32_t s = 1; s < sources; s++) m = p[s] > m ? p[s] : m;
+    gpu_sync();
+    if (gpu_tid() < sources) p[gpu_tid()] = k_exp(p[gpu_tid()] - m);
+    gpu_sync();
+    float l = 0.0f;
+    for (uint32_t s = 0; s < sources; s++) l = l + p[s];
+    gpu_sync();
+    if (gpu_tid() < sources) p[gpu_tid()] = p[gpu_tid()] / l;
+    gpu_sync();
+}
+
+enum { K_MIX_EARLY = 8 };
+GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_mix_rows(k_mix_args a) {
+    GPU_SHARED(k_row_shared, sh);
+    gpu_begin();
+    const size_t row = gpu_bx();
+    const uint32_t sources = a.block_count + 1;
+    if (gpu_tid() < sources) sh.p[gpu_tid()] = a.scores[row * K_MIX_SOURCES + gpu_tid()];
+    // The first values of a thread are under way while the factors are made.
+    gpu_f4 early[K_MIX_EARLY] = {};
+    GPU_UNROLL
+    for (uint32_t s = 0; s < K_MIX_EARLY; s++)
+        if (s < sources && gpu_tid() * 4 < a.dim) early[s] = gpu_load_f4(k_mix_source(&a, s, row) + gpu_tid() * 4);
+    k_mix_factors(sh.p, sources);
+    for (uint32_t i = gpu_tid() * 4; i < a.dim; i += K_ROW_BLOCK * 4) {
+        gpu_f4 y = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        uint32_t s = 0;
+        if (i < K_ROW_BLOCK * 4) {
+            GPU_UNROLL
+            for (; s < K_MIX_EARLY; s++) {
+                if (s >= sources) break;
+                GPU_UNROLL
+                for (int e = 0; e < 4; e++) y.v[e] = gpu_fma(sh.p[s], early[s].v[e], y.v[e]);
+            }
+        }
+        GPU_UNROLL_8
+        for (; s < sources; s++) {
+            const gpu_f4 v = gpu_load_f4(k_mix_source(&a, s, row) + i);
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) y.v[e] = gpu_fma(sh.p[s], v.v[e], y.v[e]);
+        }
+        *(gpu_f4 *)&sh.y[i] = y;
+    }
+    k_row_finish(&sh, &a.to, row, a.norm, a.dim, a.eps);
+}
+
+// The plain form.
+typedef struct k_mix_plain_shared {
+    float p[K_MIX_SOURCES];
+    k_norm_shared norm;
+} k_mix_plain_shared;
+
+GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 2) kern_mix_plain(k_mix_args a) {
+    GPU_SHARED(k_mix_plain_shared, sh);
+    gpu_begin();
+    const size_t row = gpu_bx();
+    const uint32_t sources = a.block_count + 1;
+    for (uint32_t s = gpu_wave(); s < sources; s += K_PLAIN_BLOCK / GPU_WAVE) {
+        const float *v = k_mix_source(&a, s, row);
+        float uv = k_wave_dot32(a.score, v, a.dim), vv = k_wave_dot32(v, v, a.dim);
+        if (gpu_lane() == 0) sh.p[s] = uv * k_rms_factor(vv, a.dim, a.eps);
+    }
+    k_mix_factors(sh.p, sources);
+    float *out = a.to.out + row * a.dim;
+    for (uint32_t i = gpu_tid(); i < a.dim; i += K_PLAIN_BLOCK) {
+        float y = 0.0f;
+        for (uint32_t s = 0; s < sources; s++) y = gpu_fma(sh.p[s], k_mix_source(&a, s, row)[i], y);
+        out[i] = y;
+    }
+    if (!a.norm.data) return;
+    gpu_sync();
+    k_norm_row(&sh.norm, out, out, a.norm, a.dim, a.eps);
+}
+
+// Whether the int8 form is left too.
+static inline bool k_mix_norm(gpuStream_t stream, const k_mix_args *a) {
+    enum { ROWS_Y = 65535 };
+    if (!a->n) return k_row_fits(a->dim);
+    if (!k_row_fits(a->dim) || a->n > ROWS_Y || a->block_stride % 4 != 0) {
+        for (uint32_t s = 0; s < a->adds; s++) k_add(stream, &a->add[s]);
+        GPU_LAUNCH_EARLY(kern_mix_plain, a->n, K_PLAIN_BLOCK, stream, *a);
+        return false;
+    }
+    GPU_LAUNCH_EARLY(kern_mix_scores, gpuDim3(a->block_count + 1, a->n), K_SCORE_BLOCK, stream, *a);
+    GPU_LAUNCH_EARLY(kern_mix_rows, a->n, K_ROW_BLOCK, stream, *a);
+    return true;
+}
+
+// ---------------------------------------------------------------- weighted sum of experts and its norm
+
+typedef struct k_reduce_args {
+    k_row_out to;
+    const float *y, *weights; // [n][per_row][hidden], [n][per_row]
+    k_vector norm;
+    uint32_t n, per_row, hidden;
+    float eps;
+} k_reduce_args;
+
+GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_reduce(k_reduce_args a) {
+    GPU_SHARED(k_row_shared, sh);
+    gpu_begin();
+    const size_t row = gpu_bx();
+    const float *weights = a.weights + row * a.per_row, *y = a.y + row * a.per_row * a.hidden;
+    for (uint32_t i = gpu_tid() * 4; i < a.hidden; i += K_ROW_BLOCK * 4) {
+        gpu_f4 u = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        GPU_UNROLL_8
+        for (uint32_t e = 0; e < a.per_row; e++) {
+            const gpu_f4 v = gpu_load_f4(y + (size_t)e * a.hidden + i);
+            const float w = weights[e];
+            GPU_UNROLL
+            for (int k = 0; k < 4; k++) u.v[k] = gpu_fma(w, v.v[k], u.v[k]);
+        }
+        *(gpu_f4 *)&sh.y[i] = u;
+    }
+    k_row_finish(&sh, &a.to, row, a.norm, a.hidden, a.eps);
+}
+
+GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 4) kern_reduce_plain(k_reduce_args a) {
+    GPU_SHARED(k_norm_shared, sh);
+    gpu_begin();
+    const size_t row = gpu_bx();
+    const float *weights = a.weights + row * a.per_row, *y = a.y + row * a.per_row * a.hidden;
+    float *out = a.to.out + row * a.hidden;
+    for (uint32_t d = gpu_tid(); d < a.hidden; d += K_PLAIN_BLOCK) {
+        float u = 0.0f;
+        for (uint32_t e = 0; e < a.per_row; e++) u = gpu_fma(weights[e], y[(size_t)e * a.hidden + d], u);
+        out[d] = u;
+    }
+    gpu_sync();
+    k_norm_row(&sh, out, out, a.norm, a.hidden, a.eps);
+}
+
+// Whether the int8 form is left too.
+static inline bool k_reduce(gpuStream_t stream, const k_reduce_args *a) {
+    const bool fits = k_row_fits(a->hidden);
+    if (a->n && fits)
+        GPU_LAUNCH_EARLY(kern_reduce, a->n, K_ROW_BLOCK, stream, *a);
+    else if (a->n)
+        GPU_LAUNCH_EARLY(kern_reduce_plain, a->n, K_PLAIN_BLOCK, stream, *a);
+    return fits;
+}
