@@ -117,9 +117,6 @@ typedef struct ms_lane {
 
     ms_status (*render)(const ms_json *request, ms_segments *out, ms_error *err);
     const ms_reply_parser_ops *parser;
-    /* A finished grammar of the replies that keep to the rules, from the first generated token to the end-of-message id.
-     * MS_ERR_USAGE: a schema is refused (report->fault), or no reply at all fits. */
-    ms_status (*reply_grammar)(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err);
 
     /* What a server offers of the chat format. */
     const char *model_id;         /* default name of the model */
@@ -127,6 +124,10 @@ typedef struct ms_lane {
     const char *default_effort;
     bool dynamic_tools;           /* system messages may declare tools */
     bool keeps_reasoning;         /* the reasoning of old turns is part of the prompt */
+
+    /* A finished grammar of the replies that keep to the rules, from the first generated token to the end-of-message id.
+     * MS_ERR_USAGE: a schema is refused (report->fault), or no reply at all fits. */
+    ms_status (*reply_grammar)(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err);
 } ms_lane;
 
 extern const ms_lane ms_lane_k3;

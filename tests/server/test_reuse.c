@@ -125,7 +125,7 @@ static void a_repeated_request(void **state) {
     http_response a, b;
     forget();
     ask("{\"role\":\"user\",\"content\":\"alpha\"}", "", &a);
-    fixture_wait_idle(&f);
+    fixture_wait_idle(&f); /* the end of the message is evaluated behind the reply */
     unsigned rows = atomic_load(&f.engine.rows);
     ask("{\"role\":\"user\",\"content\":\"alpha\"}", "", &b);
     assert_int_equal(cached(&b), prompt(&b)); /* from the end of the prompt */

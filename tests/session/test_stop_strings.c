@@ -69,7 +69,7 @@ static void limits(void **state) {
     ms_stop_strings s = {0};
     ms_error err;
     assert_int_equal(ms_stop_strings_add(&s, "", 0, &err), MS_ERR_USAGE);
-    for (int i = 0; i < 4; i++) assert_int_equal(ms_stop_strings_add(&s, "x", 1, &err), MS_OK);
+    for (unsigned i = 0; i < MS_STOP_STRINGS_MAX; i++) assert_int_equal(ms_stop_strings_add(&s, "x", 1, &err), MS_OK);
     assert_int_equal(ms_stop_strings_add(&s, "x", 1, &err), MS_ERR_USAGE);
     ms_stop_strings_free(&s);
 }

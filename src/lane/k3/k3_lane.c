@@ -113,10 +113,10 @@ const ms_lane ms_lane_k3 = {
     .forward = k3_forward,
     .render = k3_render,
     .parser = &parser,
-    .reply_grammar = k3_reply_grammar,
     .model_id = "moonshine",
     .efforts = efforts,
     .default_effort = "max",
     .dynamic_tools = true,
     .keeps_reasoning = true,
+    .reply_grammar = k3_reply_grammar,
 };

@@ -152,4 +152,6 @@ const ms_lane ms_lane_mimo26 = {
     .model_id = "mimo-v2.6-flash",
     .efforts = efforts,
     .default_effort = "high",
+    .dynamic_tools = true,
+    .keeps_reasoning = true,
 };
