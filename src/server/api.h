@@ -37,6 +37,10 @@ bool ms_api_fail(ms_api_error *e, int http, const char *code, const char *param,
 
 #define MS_API_KEY_BYTES 32
 
+/* A key for ms_api_limits that stays the same over restarts, so that clients can go on with sealed reasoning: from
+ * id_file (/etc/machine-id) and the user.  Random where the file has no id.  false: no random source. */
+bool ms_api_machine_key(uint8_t key[MS_API_KEY_BYTES], const char *id_file);
+
 /* What a lane and the server's options allow, asked by parse. */
 typedef struct ms_api_limits {
     const char *model_id;

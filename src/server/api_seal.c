@@ -9,13 +9,17 @@
 #include "server/api_write.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <openssl/rand.h>
+
+#include "io/file.h"
 
 enum { SEAL_VERSION = 1, NONCE_BYTES = 12, TAG_BYTES = 16, DIGEST_BYTES = 32 };
 
@@ -78,6 +82,19 @@ static bool digest(uint8_t out[DIGEST_BYTES], const uint8_t *key, const char *s,
     unsigned n = 0;
     return HMAC(EVP_sha256(), key, MS_API_KEY_BYTES, (const uint8_t *)(len ? s : ""), len, out, &n) &&
            n == DIGEST_BYTES;
+}
+
+bool ms_api_machine_key(uint8_t key[MS_API_KEY_BYTES], const char *id_file) {
+    enum { ID_DIGITS = 32 }; /* as systemd writes it */
+    char *id = NULL, use[64];
+    size_t len = 0;
+    bool known = ms_file_read_all(id_file, 256, &id, &len, NULL) == MS_OK && len >= ID_DIGITS &&
+                 strspn(id, "0123456789abcdef") == ID_DIGITS;
+    (void)snprintf(use, sizeof use, "moonshine reasoning of user %lu", (unsigned long)getuid());
+    /* The id itself never leaves: what is made with it cannot be turned back. */
+    bool good = known ? digest(key, (const uint8_t *)id, use, strlen(use)) : RAND_bytes(key, MS_API_KEY_BYTES) == 1;
+    free(id);
+    return good;
 }
 
 static bool derived(uint8_t out[DIGEST_BYTES], const uint8_t *key, const char *use) {

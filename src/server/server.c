@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -65,7 +64,7 @@ static ms_status set_limits(ms_server *s, ms_error *err) {
                                 .efforts = lane->efforts,
                                 .default_effort = lane->default_effort,
                                 .needs_reasoning = lane->keeps_reasoning};
-    if (getrandom(s->limits.key, sizeof s->limits.key, 0) == (ssize_t)sizeof s->limits.key) return MS_OK;
+    if (ms_api_machine_key(s->limits.key, "/etc/machine-id")) return MS_OK;
     return ms_fail(err, MS_ERR_IO, "no random bytes");
 }
 

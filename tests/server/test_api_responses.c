@@ -2,7 +2,9 @@
 #include "api_test.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/api_write.h"
 
@@ -208,6 +210,37 @@ static void sealed_reasoning(void **state) {
     parse_bad_with(api, &l, body.data, 400, "missing_reasoning_state", "input[1].encrypted_content");
     ms_text_free(&blob);
     ms_text_free(&body);
+}
+
+static void key_from(const char *text, uint8_t key[MS_API_KEY_BYTES]) {
+    char path[] = "/tmp/ms-machine-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+    assert_true(ms_api_machine_key(key, path));
+    unlink(path);
+}
+
+static void machine_keys(void **state) {
+    (void)state;
+    uint8_t a[MS_API_KEY_BYTES], b[MS_API_KEY_BYTES];
+    key_from("0123456789abcdef0123456789abcdef\n", a);
+    key_from("0123456789abcdef0123456789abcdef", b);
+    assert_memory_equal(a, b, sizeof a);
+    key_from("0123456789abcdef0123456789abcdee\n", b);
+    assert_memory_not_equal(a, b, sizeof a);
+    /* No id: random, each time another. */
+    static const char *const none[] = {"", "uninitialized\n", "0123456789abcdef\n",
+                                       "0123456789abcdef0123456789abcdef0\n"};
+    for (size_t i = 0; i < 4; i++) {
+        key_from(none[i], a);
+        key_from(none[i], b);
+        assert_memory_not_equal(a, b, sizeof a);
+    }
+    assert_true(ms_api_machine_key(a, "/nowhere/at/all"));
+    assert_true(ms_api_machine_key(b, "/nowhere/at/all"));
+    assert_memory_not_equal(a, b, sizeof a);
 }
 
 static bool history(void *arg, const char *id, size_t len, ms_text *messages) {
@@ -479,14 +512,10 @@ static void other_ends(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(types_and_paths),
-                                       cmocka_unit_test(basics),
-                                       cmocka_unit_test(tools),
-                                       cmocka_unit_test(items),
-                                       cmocka_unit_test(sealed_reasoning),
-                                       cmocka_unit_test(document),
-                                       cmocka_unit_test(remembered_calls),
-                                       cmocka_unit_test(streams),
-                                       cmocka_unit_test(other_ends)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(types_and_paths), cmocka_unit_test(basics),           cmocka_unit_test(tools),
+        cmocka_unit_test(items),           cmocka_unit_test(sealed_reasoning), cmocka_unit_test(machine_keys),
+        cmocka_unit_test(document),        cmocka_unit_test(remembered_calls), cmocka_unit_test(streams),
+        cmocka_unit_test(other_ends)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -140,6 +140,20 @@ test('structured output', async () => {
   assert.deepEqual(JSON.parse(object.choices[0].message.content), { city: 'Rome', name: 'Dara' });
 });
 
+test('structured output and calls hold whatever is sampled', async () => {
+  const shape = z.object({ kind: z.enum(['a', 'b']), count: z.int(), tags: z.array(z.string()).max(3) });
+  for (let seed = 0; seed < 6; seed++) {
+    const { choices: [choice] } = await client.chat.completions.parse({ model, messages: hello, temperature: 2, seed,
+      max_tokens: 400, response_format: zodResponseFormat(shape, 'thing') });
+    assert.ok(choice.message.parsed, choice.message.content);
+    const called = await client.chat.completions.create({ model, messages: hello, temperature: 2, seed, max_tokens: 400,
+      tools, tool_choice: 'required', parallel_tool_calls: false });
+    const calls = called.choices[0].message.tool_calls;
+    assert.equal(calls.length, 1);
+    assert.deepEqual(Object.keys(JSON.parse(calls[0].function.arguments)), ['city']);
+  }
+});
+
 test('stop, limit, seed and log probabilities', async () => {
   const stopped = await client.chat.completions.create({ model, messages: hello, stop: ['How'] });
   assert.equal(stopped.choices[0].message.content, GREETING.slice(0, GREETING.indexOf('How')));
