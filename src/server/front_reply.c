@@ -71,6 +71,7 @@ static void send_response(ms_exchange *x, unsigned http, const char *content_typ
     add_cross_origin(x, r);
     if (x->socket && x->socket->requests >= REQUESTS_MAX) add(r, "Connection", "close");
     if (x->next || atomic_load(&x->front->draining)) add(r, "Connection", "close");
+    ms_exchange_timeout(x, 0); /* the time begins anew */
     ms_exchange_timeout(x, x->front->o.io_timeout_s);
     (void)MHD_queue_response(x->connection, http, r);
     MHD_destroy_response(r);
