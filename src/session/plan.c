@@ -189,6 +189,8 @@ static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o,
     p->has_device = device_bytes != 0;
     if (p->has_device) p->device_reserve_bytes = min_u64(DEVICE_RESERVE, device_bytes / 20);
     (void)snprintf(p->lane, sizeof p->lane, "%s", m->lane->name);
+    p->model_source = ms_model_source(m);
+    p->expert_store = ms_model_expert_store(m);
     p->context = o->context;
     p->experts = o->experts;
     p->experts_all = m->info.experts;
