@@ -1,5 +1,5 @@
-/* bench_store.c: `moonshine bench store`: the codec on experts of a given shape, and decoding tokens from raw experts beside
- * compressed ones at the read rates of several drives. */
+/* bench_store.c: `moonshine bench store`: the codec on experts of a given shape, and decoding tokens from raw experts
+ * beside compressed ones at the read rates of several drives. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -29,13 +29,32 @@ typedef struct store_flags {
 
 #define FIELD(f) offsetof(store_flags, f)
 static const ms_option options[] = {
-    {.name = "latent", .type = MS_OPTION_U32, .offset = FIELD(hidden), .arg = "N", .min = 32, .max = 1 << 16,
+    {.name = "latent",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(hidden),
+     .arg = "N",
+     .min = 32,
+     .max = 1 << 16,
      .help = "Width of the experts that are coded (default: 3584)."},
-    {.name = "inner", .type = MS_OPTION_U32, .offset = FIELD(inner), .arg = "N", .min = 32, .max = 1 << 16,
+    {.name = "inner",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(inner),
+     .arg = "N",
+     .min = 32,
+     .max = 1 << 16,
      .help = "Their inner width (default: 3072)."},
-    {.name = "tokens", .type = MS_OPTION_U32, .offset = FIELD(tokens), .arg = "N", .min = 1, .max = 100000,
+    {.name = "tokens",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(tokens),
+     .arg = "N",
+     .min = 1,
+     .max = 100000,
      .help = "Tokens decoded for each figure with MODEL (default: 16)."},
-    {.name = "rate", .type = MS_OPTION_LIST, .offset = FIELD(rates), .arg = "GB/S", .max = MAX_RATES,
+    {.name = "rate",
+     .type = MS_OPTION_LIST,
+     .offset = FIELD(rates),
+     .arg = "GB/S",
+     .max = MAX_RATES,
      .help = "Drive to imitate with MODEL; may be repeated (default: 1, 3 and 7)."},
 };
 
@@ -108,8 +127,10 @@ static ms_status code_experts(coding *c, ms_error *err) {
         payload += c->payload[i];
     }
     ms_mzg2_encoder_destroy(enc);
-    printf("expert of %u x %u, %zu bytes: %.3f %% saved\n", c->shape.hidden, c->shape.inner, c->bytes, 100 * (1 - (double)payload / all));
-    printf("count for tables: %.0f MB/s a core, tables of a layer: %.0f ms\n", rate(all, t1 - t0) / 1e6, (double)(t2 - t1) / 1e6);
+    printf("expert of %u x %u, %zu bytes: %.3f %% saved\n", c->shape.hidden, c->shape.inner, c->bytes,
+           100 * (1 - (double)payload / all));
+    printf("count for tables: %.0f MB/s a core, tables of a layer: %.0f ms\n", rate(all, t1 - t0) / 1e6,
+           (double)(t2 - t1) / 1e6);
     printf("encode: %.1f MB/s a core\n", rate((double)c->bytes, best) / 1e6);
     return MS_OK;
 }
@@ -123,14 +144,16 @@ static ms_status decode_with(coding *c, const char *name, double copy, ms_error 
     uint64_t best = UINT64_MAX, begin = ms_clock_ns();
     for (int i = 0; i < 3 || ms_clock_ns() - begin < MEASURE_NS; i++) {
         ms_mzg2_block b;
-        MS_TRY(ms_mzg2_block_open(&b, c->block[i % EXPERTS], c->stored[i % EXPERTS], (uint32_t)(i % EXPERTS), c->shape, err));
+        MS_TRY(ms_mzg2_block_open(&b, c->block[i % EXPERTS], c->stored[i % EXPERTS], (uint32_t)(i % EXPERTS), c->shape,
+                                  err));
         uint64_t t = core_ns();
         MS_TRY(ms_mzg2_decode(codec, c->slot, &b, c->tables, err));
         t = core_ns() - t;
         if (t < best) best = t;
     }
     double got = rate((double)c->bytes, best);
-    printf("decode, %s: %.3f GB/s a core, hash included; %.0f %% of a copy's %.2f GB/s\n", name, got / 1e9, 100 * got / copy, copy / 1e9);
+    printf("decode, %s: %.3f GB/s a core, hash included; %.0f %% of a copy's %.2f GB/s\n", name, got / 1e9,
+           100 * got / copy, copy / 1e9);
     return MS_OK;
 }
 
@@ -161,7 +184,8 @@ static ms_status decode_parallel(coding *c, unsigned threads, ms_error *err) {
         t = ms_clock_ns() - t;
         if (t < best) best = t;
     }
-    if (st == MS_OK) printf("decode, %u threads: %.3f GB/s\n", ms_pool_threads(pool), rate((double)c->bytes, best) / 1e9);
+    if (st == MS_OK)
+        printf("decode, %u threads: %.3f GB/s\n", ms_pool_threads(pool), rate((double)c->bytes, best) / 1e9);
     ms_pool_destroy(pool);
     return st;
 }
@@ -172,10 +196,12 @@ static ms_status decode_device(coding *c, const char *name, ms_error *err) {
     ms_backend *be = NULL;
     const ms_backend_options bo = {.name = name, .precision = MS_PRECISION_FAST, .log = on_log};
     MS_TRY(ms_backend_open(&be, &bo, err));
-    size_t block = ms_mzg2_block_max_bytes(c->shape), bytes[3] = {DEVICE_EXPERTS * c->bytes, EXPERTS * block, sizeof *c->tables + 4096};
+    size_t block = ms_mzg2_block_max_bytes(c->shape),
+           bytes[3] = {DEVICE_EXPERTS * c->bytes, EXPERTS * block, sizeof *c->tables + 4096};
     uint8_t *dev[3] = {NULL};
     ms_status st = be->decode_blocks ? MS_OK : ms_fail(err, MS_ERR_UNSUPPORTED, "backend %s does not decode", be->name);
-    for (int i = 0; st == MS_OK && i < 3; i++) st = be->alloc(be, MS_MEM_DEVICE, bytes[i], "experts", (void **)&dev[i], err);
+    for (int i = 0; st == MS_OK && i < 3; i++)
+        st = be->alloc(be, MS_MEM_DEVICE, bytes[i], "experts", (void **)&dev[i], err);
     if (st == MS_OK) {
         uint32_t bad[DEVICE_EXPERTS], *dev_bad = (uint32_t *)(void *)(dev[2] + ms_align_up(sizeof *c->tables, 64));
         void *slots[DEVICE_EXPERTS];
@@ -193,8 +219,8 @@ static ms_status decode_device(coding *c, const char *name, ms_error *err) {
             st = be->sync(be, err);
             uint64_t t = ms_clock_ns();
             if (round % 3 < 2)
-                be->decode_blocks(be, slots, blocks, round % 3 ? 1 : DEVICE_EXPERTS, (const ms_mzg2_tables *)(const void *)dev[2],
-                                  c->shape, dev_bad);
+                be->decode_blocks(be, slots, blocks, round % 3 ? 1 : DEVICE_EXPERTS,
+                                  (const ms_mzg2_tables *)(const void *)dev[2], c->shape, dev_bad);
             else
                 be->copy(be, dev[0], dev[0] + DEVICE_EXPERTS / 2 * c->bytes, DEVICE_EXPERTS / 2 * c->bytes);
             if (st == MS_OK) st = be->sync(be, err);
@@ -209,14 +235,16 @@ static ms_status decode_device(coding *c, const char *name, ms_error *err) {
         if (want) st = ms_mzg2_block_open(&b, c->block[1], c->stored[1], 1, c->shape, err);
         if (want && st == MS_OK) st = ms_mzg2_decode(ms_mzg2_codec_find(NULL), want, &b, c->tables, err);
         for (int i = 0; st == MS_OK && i < DEVICE_EXPERTS; i++)
-            if (bad[i] != UINT32_MAX) st = ms_fail(err, MS_ERR_INTERNAL, "expert %d: fault %08x on the device", i, (unsigned)bad[i]);
+            if (bad[i] != UINT32_MAX)
+                st = ms_fail(err, MS_ERR_INTERNAL, "expert %d: fault %08x on the device", i, (unsigned)bad[i]);
         if (st == MS_OK && (!want || memcmp(want, c->slot, c->bytes) != 0))
             st = ms_fail(err, MS_ERR_INTERNAL, "the device decodes to other bytes");
         free(want);
         double copy = rate((double)(DEVICE_EXPERTS / 2) * (double)c->bytes, best[2]);
         if (st == MS_OK)
-            printf("decode, %s: %.1f GB/s, %d experts at a time; %.1f GB/s, one; hash included, checked; its copies %.0f GB/s\n", be->name,
-                   rate((double)DEVICE_EXPERTS * (double)c->bytes, best[0]) / 1e9, (int)DEVICE_EXPERTS,
+            printf("decode, %s: %.1f GB/s, %d experts at a time; %.1f GB/s, one; hash included, checked; its copies "
+                   "%.0f GB/s\n",
+                   be->name, rate((double)DEVICE_EXPERTS * (double)c->bytes, best[0]) / 1e9, (int)DEVICE_EXPERTS,
                    rate((double)c->bytes, best[1]) / 1e9, copy / 1e9);
     }
     for (int i = 0; i < 3; i++)
@@ -291,7 +319,8 @@ static void print_figure(const char *what, const figure *f) {
            f->read_rate / 1e9, 100 * f->wait_share, 100 * f->decode_share);
 }
 
-static ms_status bench_rate(const ms_engine_options *base, const char *store, double gb, uint32_t tokens, ms_error *err) {
+static ms_status bench_rate(const ms_engine_options *base, const char *store, double gb, uint32_t tokens,
+                            ms_error *err) {
     figure raw, packed, chosen;
     ms_engine_options o = *base;
     o.read_limit = (uint64_t)(gb * 1e9);
@@ -317,7 +346,8 @@ static ms_status bench_tokens(const ms_engine_options *base, const store_flags *
     if (!base->store) return ms_fail(err, MS_ERR_USAGE, "MODEL: expected --store with it");
     for (size_t i = 0; i < count; i++) {
         double gb = f->rates.count ? strtod(f->rates.items[i], NULL) : usual[i];
-        if (!(gb > 0.001 && gb < 1000)) return ms_fail(err, MS_ERR_USAGE, "--rate: expected 0.001 to 1000, found %s", f->rates.items[i]);
+        if (!(gb > 0.001 && gb < 1000))
+            return ms_fail(err, MS_ERR_USAGE, "--rate: expected 0.001 to 1000, found %s", f->rates.items[i]);
         MS_TRY(bench_rate(base, base->store, gb, f->tokens, err));
     }
     return MS_OK;
@@ -328,18 +358,23 @@ int ms_bench_store(int argc, char **argv) {
     ms_model_flags model_flags = ms_model_flags_default();
     const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &flags},
                                       {"Model", ms_model_option_table, ms_model_option_count, &model_flags}};
-    const ms_option_set set = {.program = "moonshine bench store",
-                               .synopsis = "[MODEL --store DIR] [options]",
-                               .about = "Measures the codec of the compressed expert store. With MODEL: decoded tokens a second from raw and from "
-                                        "compressed experts, on drives that it imitates.",
-                               .groups = groups, .group_count = 2, .max_args = 1};
+    const ms_option_set set = {
+        .program = "moonshine bench store",
+        .synopsis = "[MODEL --store DIR] [options]",
+        .about =
+            "Measures the codec of the compressed expert store. With MODEL: decoded tokens a second from raw and from "
+            "compressed experts, on drives that it imitates.",
+        .groups = groups,
+        .group_count = 2,
+        .max_args = 1};
     ms_option_result r;
     int code = ms_command_parse(&set, argc, argv, &r);
     if (code >= 0) return code;
     ms_error err;
     ms_status st;
     if (r.arg_count == 0) {
-        st = bench_codec((ms_expert_shape){.hidden = flags.hidden, .inner = flags.inner}, model_flags.threads, model_flags.backend, &err);
+        st = bench_codec((ms_expert_shape){.hidden = flags.hidden, .inner = flags.inner}, model_flags.threads,
+                         model_flags.backend, &err);
     } else {
         const char *model = ms_command_model(set.program, &r, 0);
         if (!model) return 2;

@@ -22,9 +22,11 @@ typedef struct bundle_flags {
 static void print_report(const char *what, const char *dir, const ms_bundle_report *r, uint64_t start_ns) {
     char sha[MS_SHA256_HEX];
     ms_sha256_hex(sha, r->sha);
-    printf("%s: %s, %" PRIu64 " files, %" PRIu64 " bytes, static tensors %" PRIu64 " bytes", dir, what, r->files, r->bytes, r->static_bytes);
+    printf("%s: %s, %" PRIu64 " files, %" PRIu64 " bytes, static tensors %" PRIu64 " bytes", dir, what, r->files,
+           r->bytes, r->static_bytes);
     if (r->store.layers)
-        printf(", store %u layers, %" PRIu64 " experts%s", r->store.layers, r->store.experts, r->linked ? " (linked)" : "");
+        printf(", store %u layers, %" PRIu64 " experts%s", r->store.layers, r->store.experts,
+               r->linked ? " (linked)" : "");
     printf(", %.1f s\nbundle %s\n", (double)(ms_clock_ns() - start_ns) / 1e9, sha);
 }
 
@@ -40,19 +42,33 @@ static int end(const char *program, ms_status st, const ms_error *err, const cha
 
 static int run_build(int argc, char **argv) {
     static const ms_option options[] = {
-        {.name = "reuse-mzg2", .type = MS_OPTION_STRING, .offset = FIELD(reuse), .arg = "STORE",
+        {.name = "reuse-mzg2",
+         .type = MS_OPTION_STRING,
+         .offset = FIELD(reuse),
+         .arg = "STORE",
          .help = "Link the files of this finished store instead of building one (one file system)."},
-        {.name = "signs", .type = MS_OPTION_FLAG, .offset = FIELD(signs), .help = "Keep the signs of zeros, so that source bytes can be restored."},
-        {.name = "jobs", .type = MS_OPTION_U32, .offset = FIELD(jobs), .arg = "N", .min = 1, .max = 256,
+        {.name = "signs",
+         .type = MS_OPTION_FLAG,
+         .offset = FIELD(signs),
+         .help = "Keep the signs of zeros, so that source bytes can be restored."},
+        {.name = "jobs",
+         .type = MS_OPTION_U32,
+         .offset = FIELD(jobs),
+         .arg = "N",
+         .min = 1,
+         .max = 256,
          .help = "Layers worked on at a time (default: all processors). Never changes the result."},
     };
     bundle_flags f = {0};
     const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &f}};
-    const ms_option_set set = {.program = "moonshine bundle build",
-                               .synopsis = "MODEL BUNDLE [options]",
-                               .about = "Makes the new folder BUNDLE, which holds all that MODEL needs, experts compressed. Works in "
-                                        "BUNDLE.partial: what was ended there goes on where it was.",
-                               .groups = groups, .group_count = 1, .max_args = 2};
+    const ms_option_set set = {
+        .program = "moonshine bundle build",
+        .synopsis = "MODEL BUNDLE [options]",
+        .about = "Makes the new folder BUNDLE, which holds all that MODEL needs, experts compressed. Works in "
+                 "BUNDLE.partial: what was ended there goes on where it was.",
+        .groups = groups,
+        .group_count = 1,
+        .max_args = 2};
     ms_option_result r;
     int code = ms_command_parse(&set, argc, argv, &r);
     if (code >= 0) return code;
@@ -78,15 +94,23 @@ static int run_build(int argc, char **argv) {
 static int run_verify(int argc, char **argv) {
     static const ms_option options[] = {
         {.name = "fast", .type = MS_OPTION_FLAG, .offset = FIELD(fast), .help = "Only the SHA-256 of every file."},
-        {.name = "jobs", .type = MS_OPTION_U32, .offset = FIELD(jobs), .arg = "N", .min = 1, .max = 256,
+        {.name = "jobs",
+         .type = MS_OPTION_U32,
+         .offset = FIELD(jobs),
+         .arg = "N",
+         .min = 1,
+         .max = 256,
          .help = "Layers worked on at a time (default: all processors)."},
     };
     bundle_flags f = {0};
     const ms_option_group groups[] = {{"Options", options, 2, &f}};
-    const ms_option_set set = {.program = "moonshine bundle verify",
-                               .synopsis = "BUNDLE [options]",
-                               .about = "Checks every file of a bundle, that there is no other, its layout, and every block of its store.",
-                               .groups = groups, .group_count = 1, .max_args = 1};
+    const ms_option_set set = {
+        .program = "moonshine bundle verify",
+        .synopsis = "BUNDLE [options]",
+        .about = "Checks every file of a bundle, that there is no other, its layout, and every block of its store.",
+        .groups = groups,
+        .group_count = 1,
+        .max_args = 1};
     ms_option_result r;
     int code = ms_command_parse(&set, argc, argv, &r);
     if (code >= 0) return code;
@@ -114,7 +138,8 @@ static void usage(FILE *out) {
     fputs("usage: moonshine bundle COMMAND [arguments]\n\ncommands:\n"
           "  build    make a standalone bundle of a checkpoint\n"
           "  verify   check a bundle\n"
-          "\nmoonshine bundle COMMAND --help describes one.\n", out);
+          "\nmoonshine bundle COMMAND --help describes one.\n",
+          out);
 }
 
 int ms_command_bundle(int argc, char **argv) {

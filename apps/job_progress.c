@@ -21,9 +21,11 @@ bool job_progress_show(void *arg, uint64_t done, uint64_t total) {
     }
     if (now - p->last_ns >= every) {
         p->last_ns = now;
-        double seconds = (double)(now - p->start_ns) / 1e9, rate = (double)(done - p->first_bytes) / (seconds > 0 ? seconds : 1);
-        fprintf(stderr, "%s%.2f of %.2f GB, %.3f GB/s, %.0f s left%s", p->terminal ? "\r\033[K" : "", (double)done / 1e9,
-                (double)total / 1e9, rate / 1e9, rate > 0 ? (double)(total - done) / rate : 0.0, p->terminal ? "" : "\n");
+        double seconds = (double)(now - p->start_ns) / 1e9,
+               rate = (double)(done - p->first_bytes) / (seconds > 0 ? seconds : 1);
+        fprintf(stderr, "%s%.2f of %.2f GB, %.3f GB/s, %.0f s left%s", p->terminal ? "\r\033[K" : "",
+                (double)done / 1e9, (double)total / 1e9, rate / 1e9, rate > 0 ? (double)(total - done) / rate : 0.0,
+                p->terminal ? "" : "\n");
     }
     return ms_interrupt_code() == 0;
 }

@@ -228,6 +228,8 @@ static ms_status start_server(program *p, ms_error *err) {
     s.ui = p->o.ui;
     s.fingerprint = p->fingerprint;
     s.static_precision = format;
+    s.model_source = p->plan->model_source;
+    s.expert_store = p->plan->expert_store;
     s.experts_per_layer = p->plan->experts;
     s.log = &p->log;
     s.changed = on_changed;

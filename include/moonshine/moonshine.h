@@ -97,6 +97,7 @@ typedef struct ms_plan_item {
 
 typedef struct ms_plan {
     char lane[32];
+    const char *model_source, *expert_store; /* as in ms_model_info */
     uint64_t context;
     uint32_t experts, experts_all, moe_layers, range_rows, staging;
     uint64_t expert_bytes;         /* one expert in a slot */

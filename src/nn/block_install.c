@@ -11,7 +11,7 @@ struct ms_block_install {
     const ms_mzg2_store *store;
     ms_expert_shape shape;
     ms_mzg2_tables *tables;
-    uint32_t layer; /* of the tables; UINT32_MAX: none yet */
+    uint32_t layer;  /* of the tables; UINT32_MAX: none yet */
     uint8_t *bounce; /* slot layout, on its way to a device that does not decode */
     ms_pool *pool;
     uint8_t *device; /* of a device that does: tables, fault word, block */
@@ -40,14 +40,16 @@ static ms_status create_buffers(ms_block_install *b, ms_error *err) {
     return ms_pool_create(&b->pool, 0, err);
 }
 
-ms_status ms_block_install_create(ms_block_install **out, ms_backend *be, const ms_mzg2_store *store, ms_expert_shape shape,
-                                  ms_error *err) {
+ms_status ms_block_install_create(ms_block_install **out, ms_backend *be, const ms_mzg2_store *store,
+                                  ms_expert_shape shape, ms_error *err) {
     ms_block_install *b = calloc(1, sizeof *b);
     if (!b) return ms_fail_memory(err, "expert decoder", sizeof *b);
     *b = (ms_block_install){.backend = be, .store = store, .shape = shape, .layer = UINT32_MAX};
     ms_status st = create_buffers(b, err);
-    if (st == MS_OK) *out = b;
-    else ms_block_install_destroy(b);
+    if (st == MS_OK)
+        *out = b;
+    else
+        ms_block_install_destroy(b);
     return st;
 }
 
@@ -72,7 +74,8 @@ static ms_status run_on_device(ms_block_install *b, void *slot, const ms_mzg2_bl
     MS_TRY(be->sync(be, err));
     if (bad == UINT32_MAX) return MS_OK;
     if ((bad & 0xff) == NAN_SCALE)
-        return ms_fail(err, MS_ERR_FORMAT, "tile %u: expected scale bytes 0..254, found 255 (NaN)", (unsigned)(bad >> 8));
+        return ms_fail(err, MS_ERR_FORMAT, "tile %u: expected scale bytes 0..254, found 255 (NaN)",
+                       (unsigned)(bad >> 8));
     return ms_mzg2_fault_fail((ms_mzg2_fault)(bad & 0xff), bad >> 8, err);
 }
 
@@ -87,8 +90,8 @@ static ms_status run(ms_block_install *b, void *slot, const ms_mzg2_block *block
     return b->backend->sync(b->backend, err); /* the buffer is written again */
 }
 
-ms_status ms_block_install_run(ms_block_install *b, void *slot, uint32_t moe_layer, uint32_t expert, const uint8_t *data,
-                               ms_error *err) {
+ms_status ms_block_install_run(ms_block_install *b, void *slot, uint32_t moe_layer, uint32_t expert,
+                               const uint8_t *data, ms_error *err) {
     uint64_t begin = ms_clock_ns();
     const ms_mzg2_layer *layer = ms_mzg2_store_layer(b->store, moe_layer);
     ms_mzg2_block block;

@@ -150,9 +150,8 @@ void ms_engine_info(const ms_engine *e, ms_model_info *out) {
                            .layout_digest = ms_checkpoint_layout_digest(e->model.checkpoint),
                            .threads = e->backend->threads};
     (void)snprintf(out->lane, sizeof out->lane, "%s", e->model.lane->name);
-    (void)snprintf(out->model_source, sizeof out->model_source, "%s",
-                   ms_checkpoint_bundle(e->model.checkpoint) ? "bundle" : "safetensors");
-    (void)snprintf(out->expert_store, sizeof out->expert_store, "%s", e->model.store ? "mzg2" : "raw");
+    (void)snprintf(out->model_source, sizeof out->model_source, "%s", ms_model_source(&e->model));
+    (void)snprintf(out->expert_store, sizeof out->expert_store, "%s", ms_model_expert_store(&e->model));
     (void)snprintf(out->kernels, sizeof out->kernels, "%s", e->backend->kernels);
 }
 

@@ -21,6 +21,8 @@ typedef struct ms_model {
 } ms_model;
 ms_status ms_model_open(ms_model *out, const char *dir, ms_error *err);
 void ms_model_close(ms_model *m);
+const char *ms_model_source(const ms_model *m);       /* "safetensors", "bundle" */
+const char *ms_model_expert_store(const ms_model *m); /* "raw", "mzg2" */
 
 struct ms_engine {
     ms_engine_options options; /* resolved: no zeros left that mean a default */

@@ -68,3 +68,6 @@ void ms_model_close(ms_model *m) {
     free(m->config);
     *m = (ms_model){0};
 }
+
+const char *ms_model_source(const ms_model *m) { return ms_checkpoint_bundle(m->checkpoint) ? "bundle" : "safetensors"; }
+const char *ms_model_expert_store(const ms_model *m) { return m->store ? "mzg2" : "raw"; }

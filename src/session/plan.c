@@ -202,6 +202,8 @@ static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o,
     if (p->has_device)
         p->device_reserve_bytes = min_u64(DEVICE_RESERVE, device_bytes / 20) + device_bytes / DEVICE_GRAIN;
     (void)snprintf(p->lane, sizeof p->lane, "%s", m->lane->name);
+    p->model_source = ms_model_source(m);
+    p->expert_store = ms_model_expert_store(m);
     p->context = o->context;
     p->experts = o->experts;
     p->experts_all = m->info.experts;

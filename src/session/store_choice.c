@@ -15,7 +15,7 @@
 #include "store/mzg2_parallel.h"
 
 enum { PATH_BYTES = 4096, MAX_READS = 32, READ_DEPTH = 8 };
-#define READ_NS 500000000ull  /* enough reads for that long */
+#define READ_NS   500000000ull /* enough reads for that long */
 #define DECODE_NS 100000000ull
 static const char auto_word[] = "auto";
 
@@ -34,7 +34,8 @@ static ms_status read_raw(double *rate, const ms_model *m, ms_reader *r, ms_erro
     ms_status st = MS_OK;
     uint64_t begin = ms_clock_ns(), bytes = 0;
     /* READ_DEPTH at a time, spread over the model */
-    for (size_t i = 0; st == MS_OK && i < MAX_READS && (i < READ_DEPTH || ms_clock_ns() - begin < READ_NS); i += READ_DEPTH) {
+    for (size_t i = 0; st == MS_OK && i < MAX_READS && (i < READ_DEPTH || ms_clock_ns() - begin < READ_NS);
+         i += READ_DEPTH) {
         ms_read_request q[READ_DEPTH];
         for (size_t k = 0; st == MS_OK && k < READ_DEPTH; k++) {
             const ms_expert_extent *x = &t->extents[(i + k) * all / MAX_READS];
@@ -116,8 +117,8 @@ static ms_status measure_decode(double *rate, const ms_mzg2_store *store, const 
     return st;
 }
 
-ms_status ms_store_race_run(ms_store_race *out, const ms_model *m, const ms_mzg2_store *store, const ms_engine_options *o,
-                            ms_error *err) {
+ms_status ms_store_race_run(ms_store_race *out, const ms_model *m, const ms_mzg2_store *store,
+                            const ms_engine_options *o, ms_error *err) {
     MS_TRY(measure_read(&out->read_rate, m, o, err));
     return measure_decode(&out->decode_rate, store, o, err);
 }
@@ -140,9 +141,11 @@ static bool find_store(char out[PATH_BYTES], const ms_engine_options *o) {
         (void)snprintf(out, PATH_BYTES, "%s", o->auto_store);
         return true;
     }
-    (void)snprintf(out, PATH_BYTES, "%.*s/%s", (int)(n < PATH_BYTES / 2 ? n : PATH_BYTES / 2), model, ms_bundle_store_name);
+    (void)snprintf(out, PATH_BYTES, "%.*s/%s", (int)(n < PATH_BYTES / 2 ? n : PATH_BYTES / 2), model,
+                   ms_bundle_store_name);
     if (holds_store(out)) return true;
-    (void)snprintf(out, PATH_BYTES, "%.*s.%s", (int)(n < PATH_BYTES / 2 ? n : PATH_BYTES / 2), model, ms_bundle_store_name);
+    (void)snprintf(out, PATH_BYTES, "%.*s.%s", (int)(n < PATH_BYTES / 2 ? n : PATH_BYTES / 2), model,
+                   ms_bundle_store_name);
     return holds_store(out);
 }
 
@@ -161,8 +164,9 @@ static ms_status choose(ms_model *m, const ms_engine_options *o, ms_error *err) 
     MS_TRY(ms_mzg2_store_open(&m->store, dir, &source, NULL, err));
     MS_TRY(ms_store_race_run(&race, m, m->store, o, err));
     bool faster = race.decode_rate > race.read_rate;
-    (void)snprintf(line, sizeof line, "store auto: reads %.2f GB/s, decodes %.2f GB/s, %.1f %% saved: %s", race.read_rate / 1e9,
-                   race.decode_rate / 1e9, 100 * ms_mzg2_store_saving(m->store), faster ? dir : "raw experts");
+    (void)snprintf(line, sizeof line, "store auto: reads %.2f GB/s, decodes %.2f GB/s, %.1f %% saved: %s",
+                   race.read_rate / 1e9, race.decode_rate / 1e9, 100 * ms_mzg2_store_saving(m->store),
+                   faster ? dir : "raw experts");
     say(o, line);
     if (faster) {
         ms_mzg2_store_bind(m->store, &m->experts);

@@ -35,7 +35,8 @@ ms_status bundle_files_add(bundle_files *f, const bundle_file *one, ms_error *er
 
 /* A name inside the bundle: plain, or below the store or its cold folder. */
 static bool good_name(const ms_json *v) {
-    if (!v || v->type != MS_JSON_STRING || v->str_len == 0 || v->str_len >= BUNDLE_NAME || strlen(v->str) != v->str_len) return false;
+    if (!v || v->type != MS_JSON_STRING || v->str_len == 0 || v->str_len >= BUNDLE_NAME || strlen(v->str) != v->str_len)
+        return false;
     return v->str[0] != '/' && v->str[0] != '.' && !strstr(v->str, "/.") && !strstr(v->str, "//");
 }
 
@@ -54,8 +55,8 @@ static ms_status parse_files(bundle_files *out, const ms_json *root, const char 
     return MS_OK;
 }
 
-static ms_status parse(ms_bundle *out, bundle_files *files, const char *text, size_t length, const char *path, uint8_t *sha,
-                       ms_error *err) {
+static ms_status parse(ms_bundle *out, bundle_files *files, const char *text, size_t length, const char *path,
+                       uint8_t *sha, ms_error *err) {
     ms_json_doc *doc = NULL;
     const ms_json_limits limits = {.max_depth = 6, .reject_duplicates = true};
     MS_TRY(ms_json_parse(&doc, text, length, path, &limits, err));
@@ -66,10 +67,12 @@ static ms_status parse(ms_bundle *out, bundle_files *files, const char *text, si
         st = ms_fail(err, MS_ERR_FORMAT, "%s: format: expected \"%s\"", path, bundle_format);
     if (st == MS_OK) st = ms_mzg2_json_u64(&version, root, "version", UINT32_MAX, path, err);
     if (st == MS_OK && version != BUNDLE_VERSION)
-        st = ms_fail(err, MS_ERR_UNSUPPORTED, "%s: version: expected %d, found %llu", path, BUNDLE_VERSION, (unsigned long long)version);
+        st = ms_fail(err, MS_ERR_UNSUPPORTED, "%s: version: expected %d, found %llu", path, BUNDLE_VERSION,
+                     (unsigned long long)version);
     if (st == MS_OK) st = ms_mzg2_check_sealed(sha, text, length, bundle_seal, path, err);
     char *end = NULL;
-    if (layout && layout->type == MS_JSON_STRING && layout->str_len == 16) out->layout_digest = strtoull(layout->str, &end, 16);
+    if (layout && layout->type == MS_JSON_STRING && layout->str_len == 16)
+        out->layout_digest = strtoull(layout->str, &end, 16);
     if (st == MS_OK && (!end || *end)) st = ms_fail(err, MS_ERR_FORMAT, "%s: layout: expected 16 hex digits", path);
     if (st == MS_OK) st = ms_mzg2_json_sha(out->store_sha, root, "store", path, err);
     if (st == MS_OK && files) st = parse_files(files, root, path, err);
@@ -77,8 +80,8 @@ static ms_status parse(ms_bundle *out, bundle_files *files, const char *text, si
     return st;
 }
 
-ms_status bundle_read_json(ms_bundle *out, bundle_files *files, const char *dir, bool *found, uint8_t sha[MS_SHA256_BYTES],
-                           ms_error *err) {
+ms_status bundle_read_json(ms_bundle *out, bundle_files *files, const char *dir, bool *found,
+                           uint8_t sha[MS_SHA256_BYTES], ms_error *err) {
     char path[MZG2_PATH], *text = NULL;
     size_t length = 0;
     struct stat st;
@@ -100,8 +103,8 @@ ms_status ms_bundle_read(ms_bundle *out, const char *dir, bool *found, ms_error 
 
 /* ------------------------------------------------------------------ verify */
 
-static ms_status check_files(const char *dir, const bundle_files *files, ms_bundle_report *report, const ms_mzg2_job_options *o,
-                             ms_error *err) {
+static ms_status check_files(const char *dir, const bundle_files *files, ms_bundle_report *report,
+                             const ms_mzg2_job_options *o, ms_error *err) {
     uint64_t total = 0, done = 0;
     for (size_t i = 0; i < files->count; i++) total += files->list[i].bytes;
     for (size_t i = 0; i < files->count; i++) {
@@ -112,8 +115,8 @@ static ms_status check_files(const char *dir, const bundle_files *files, ms_bund
         MS_TRY(mzg2_path(path, dir, f->name, err));
         MS_TRY(ms_sha256_file(sha, path, &bytes, err));
         if (bytes != f->bytes)
-            return ms_fail(err, MS_ERR_FORMAT, "%s: length: expected %llu, found %llu", path, (unsigned long long)f->bytes,
-                           (unsigned long long)bytes);
+            return ms_fail(err, MS_ERR_FORMAT, "%s: length: expected %llu, found %llu", path,
+                           (unsigned long long)f->bytes, (unsigned long long)bytes);
         if (memcmp(sha, f->sha, sizeof sha) != 0) {
             char a[MS_SHA256_HEX], b[MS_SHA256_HEX];
             ms_sha256_hex(a, f->sha);
@@ -124,7 +127,8 @@ static ms_status check_files(const char *dir, const bundle_files *files, ms_bund
         report->files++;
         report->bytes += bytes;
         if (!strcmp(f->name, bundle_static)) report->static_bytes = bytes;
-        if (o->progress && !o->progress(o->progress_arg, done, total)) return ms_fail(err, MS_ERR_CANCELLED, "cancelled");
+        if (o->progress && !o->progress(o->progress_arg, done, total))
+            return ms_fail(err, MS_ERR_CANCELLED, "cancelled");
     }
     return MS_OK;
 }
@@ -149,8 +153,11 @@ static ms_status check_nothing_more(const char *dir, const char *below, const bu
         (void)snprintf(name, sizeof name, "%s%s%s", below, *below ? "/" : "", e->d_name);
         char full[2 * MZG2_PATH];
         (void)snprintf(full, sizeof full, "%s/%s", path, e->d_name);
-        if (lstat(full, &s) == 0 && S_ISDIR(s.st_mode)) st = check_nothing_more(dir, name, files, err);
-        else if (!is_listed(files, name)) st = ms_fail(err, MS_ERR_FORMAT, "%s: expected only files that %s names, found this one", full, bundle_json);
+        if (lstat(full, &s) == 0 && S_ISDIR(s.st_mode))
+            st = check_nothing_more(dir, name, files, err);
+        else if (!is_listed(files, name))
+            st =
+                ms_fail(err, MS_ERR_FORMAT, "%s: expected only files that %s names, found this one", full, bundle_json);
     }
     (void)closedir(d);
     return st;
@@ -163,7 +170,8 @@ ms_status ms_bundle_verify(const char *dir, const ms_mzg2_job_options *o, ms_bun
     char store[MZG2_PATH];
     *report = (ms_bundle_report){0};
     ms_status st = bundle_read_json(&b, &files, dir, &found, report->sha, err);
-    if (st == MS_OK && !found) st = ms_fail(err, MS_ERR_FORMAT, "%s: expected a bundle with %s, found none", dir, bundle_json);
+    if (st == MS_OK && !found)
+        st = ms_fail(err, MS_ERR_FORMAT, "%s: expected a bundle with %s, found none", dir, bundle_json);
     if (st == MS_OK) st = check_files(dir, &files, report, o, err);
     if (st == MS_OK) st = check_nothing_more(dir, "", &files, err);
     bundle_files_free(&files);
@@ -173,5 +181,6 @@ ms_status ms_bundle_verify(const char *dir, const ms_mzg2_job_options *o, ms_bun
     if (o->fast) return MS_OK; /* its files have been hashed */
     MS_TRY(ms_mzg2_verify(store, NULL, &inner, &report->store, err));
     if (memcmp(report->store.manifest_sha, b.store_sha, sizeof b.store_sha) == 0) return MS_OK;
-    return ms_fail(err, MS_ERR_FORMAT, "%s: manifest.json: SHA-256: expected the one that %s names, found another", store, bundle_json);
+    return ms_fail(err, MS_ERR_FORMAT, "%s: manifest.json: SHA-256: expected the one that %s names, found another",
+                   store, bundle_json);
 }

@@ -1,7 +1,7 @@
 /* bundle_build.c: makes a bundle in NAME.partial/: store, static tensors, small files, bundle.json; then renames it.
  *
- * state.json says of which checkpoint an unfinished bundle is.  Finished parts are kept: the static tensors by their length
- * (they appear whole), the store by its own state.
+ * state.json says of which checkpoint an unfinished bundle is.  Finished parts are kept: the static tensors by their
+ * length (they appear whole), the store by its own state.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -39,14 +39,17 @@ static ms_status note_file(making *m, const char *name, const uint8_t *sha, ms_e
     MS_TRY(mzg2_path(path, m->partial, name, err));
     if (stat(path, &st) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: stat", path);
     f.bytes = (uint64_t)st.st_size;
-    if (sha) memcpy(f.sha, sha, sizeof f.sha);
-    else MS_TRY(ms_sha256_file(f.sha, path, NULL, err));
+    if (sha)
+        memcpy(f.sha, sha, sizeof f.sha);
+    else
+        MS_TRY(ms_sha256_file(f.sha, path, NULL, err));
     m->report->files++;
     m->report->bytes += f.bytes;
     return bundle_files_add(&m->files, &f, err);
 }
 
-static ms_status write_file(const char *path, const void *data, size_t length, uint8_t sha[MS_SHA256_BYTES], ms_error *err) {
+static ms_status write_file(const char *path, const void *data, size_t length, uint8_t sha[MS_SHA256_BYTES],
+                            ms_error *err) {
     mzg2_output o;
     ms_status st = mzg2_output_open(&o, path, err);
     if (st == MS_OK) st = mzg2_output_write(&o, data, length, err);
@@ -133,14 +136,16 @@ static ms_status link_file(const making *m, const char *name, ms_error *err) {
     if (unlink(to) != 0 && errno != ENOENT) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: remove", to);
     if (link(from, to) == 0) return MS_OK;
     if (errno == EXDEV)
-        return ms_fail(err, MS_ERR_USAGE, "%s: expected a store on the file system of %s (its files are linked), found another one",
+        return ms_fail(err, MS_ERR_USAGE,
+                       "%s: expected a store on the file system of %s (its files are linked), found another one",
                        m->reuse, m->partial);
     return ms_fail_errno(err, MS_ERR_IO, errno, "%s: link to %s", to, from);
 }
 
 static ms_status link_store(making *m, const ms_mzg2_manifest *manifest, ms_error *err) {
     char cold[MZG2_PATH], name[MS_MZG2_NAME];
-    if (mkdir(m->store, 0755) != 0 && errno != EEXIST) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", m->store);
+    if (mkdir(m->store, 0755) != 0 && errno != EEXIST)
+        return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", m->store);
     MS_TRY(mzg2_path(cold, m->store, "cold", err));
     for (uint32_t l = 0; l < manifest->identity.layers; l++) {
         const ms_mzg2_layer_record *r = &manifest->layers[l];
@@ -220,30 +225,38 @@ static ms_status begin(making *m, const char *dir, ms_error *err) {
     size_t length = 0;
     uint8_t sha[MS_SHA256_BYTES];
     while (n > 1 && dir[n - 1] == '/') n--;
-    if (n == 0 || n + 64 > sizeof m->dir) return ms_fail(err, MS_ERR_USAGE, "bundle: expected a path of 1 to %d bytes", MZG2_PATH - 64);
+    if (n == 0 || n + 64 > sizeof m->dir)
+        return ms_fail(err, MS_ERR_USAGE, "bundle: expected a path of 1 to %d bytes", MZG2_PATH - 64);
     if (ms_checkpoint_bundle(m->source->checkpoint))
-        return ms_fail(err, MS_ERR_USAGE, "%s: expected a checkpoint, found a bundle", ms_checkpoint_dir(m->source->checkpoint));
+        return ms_fail(err, MS_ERR_USAGE, "%s: expected a checkpoint, found a bundle",
+                       ms_checkpoint_dir(m->source->checkpoint));
     (void)snprintf(m->dir, sizeof m->dir, "%.*s", (int)n, dir);
     (void)snprintf(m->partial, sizeof m->partial, "%.*s.partial", (int)n, dir);
     MS_TRY(mzg2_path(m->store, m->partial, ms_bundle_store_name, err));
-    if (lstat(m->dir, &st) == 0) return ms_fail(err, MS_ERR_USAGE, "%s: expected a new folder, found an existing one", m->dir);
+    if (lstat(m->dir, &st) == 0)
+        return ms_fail(err, MS_ERR_USAGE, "%s: expected a new folder, found an existing one", m->dir);
     MS_TRY(ms_mzg2_identify(&id, m->source, err));
     ms_text_puts(&m->identity, "{");
     ms_mzg2_write_identity(&m->identity, &id, &p);
     ms_text_puts(&m->identity, "}\n");
     if (m->identity.failed) return ms_fail_memory(err, "a state", m->identity.cap);
-    if (mkdir(m->partial, 0755) != 0 && errno != EEXIST) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", m->partial);
+    if (mkdir(m->partial, 0755) != 0 && errno != EEXIST)
+        return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", m->partial);
     MS_TRY(mzg2_path(path, m->partial, state_name, err));
     if (lstat(path, &st) != 0) return write_file(path, m->identity.data, m->identity.len, sha, err);
     MS_TRY(ms_file_read_all(path, MAX_STATE, &text, &length, err));
     bool same = length == m->identity.len && memcmp(text, m->identity.data, length) == 0;
     free(text);
     if (same) return MS_OK;
-    return ms_fail(err, MS_ERR_USAGE, "%s: parameters: expected those of this bundle, found others (another checkpoint or option): "
-                   "remove %s to start anew", path, m->partial);
+    return ms_fail(err, MS_ERR_USAGE,
+                   "%s: parameters: expected those of this bundle, found others (another checkpoint or option): "
+                   "remove %s to start anew",
+                   path, m->partial);
 }
 
-static int by_file(const void *a, const void *b) { return strcmp(((const bundle_file *)a)->name, ((const bundle_file *)b)->name); }
+static int by_file(const void *a, const void *b) {
+    return strcmp(((const bundle_file *)a)->name, ((const bundle_file *)b)->name);
+}
 
 static ms_status write_json(making *m, ms_error *err) {
     ms_text t = {0};
@@ -251,8 +264,11 @@ static ms_status write_json(making *m, ms_error *err) {
     uint8_t sha[MS_SHA256_BYTES];
     qsort(m->files.list, m->files.count, sizeof *m->files.list, by_file);
     ms_sha256_hex(hex, m->store_sha);
-    ms_text_printf(&t, "{\"format\":\"%s\",\"version\":%d,\"tool\":\"moonshine " MS_VERSION "\",\"layout\":\"%016llx\",\"store\":\"%s\",\n\"files\":[",
-                   bundle_format, BUNDLE_VERSION, (unsigned long long)ms_checkpoint_layout_digest(m->source->checkpoint), hex);
+    ms_text_printf(&t,
+                   "{\"format\":\"%s\",\"version\":%d,\"tool\":\"moonshine " MS_VERSION
+                   "\",\"layout\":\"%016llx\",\"store\":\"%s\",\n\"files\":[",
+                   bundle_format, BUNDLE_VERSION,
+                   (unsigned long long)ms_checkpoint_layout_digest(m->source->checkpoint), hex);
     for (size_t i = 0; i < m->files.count; i++) {
         const bundle_file *f = &m->files.list[i];
         ms_sha256_hex(hex, f->sha);
@@ -276,7 +292,8 @@ static ms_status publish(making *m, ms_error *err) {
     if (unlink(path) != 0 && errno != ENOENT) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: remove", path);
     MS_TRY(mzg2_sync_dir(m->partial, err));
     if (renameat2(AT_FDCWD, m->partial, AT_FDCWD, m->dir, RENAME_NOREPLACE) != 0)
-        return ms_fail_errno(err, errno == EEXIST ? MS_ERR_USAGE : MS_ERR_IO, errno, "%s: rename from %s", m->dir, m->partial);
+        return ms_fail_errno(err, errno == EEXIST ? MS_ERR_USAGE : MS_ERR_IO, errno, "%s: rename from %s", m->dir,
+                             m->partial);
     (void)snprintf(parent, sizeof parent, "%s", m->dir);
     char *slash = strrchr(parent, '/');
     if (slash) slash[slash == parent] = 0;
@@ -292,8 +309,8 @@ static ms_status make(making *m, const char *dir, ms_error *err) {
     return publish(m, err);
 }
 
-ms_status ms_bundle_build(const char *dir, const ms_mzg2_source *source, const char *reuse, const ms_mzg2_job_options *o,
-                          ms_bundle_report *report, ms_error *err) {
+ms_status ms_bundle_build(const char *dir, const ms_mzg2_source *source, const char *reuse,
+                          const ms_mzg2_job_options *o, ms_bundle_report *report, ms_error *err) {
     making *m = calloc(1, sizeof *m);
     if (!m) return ms_fail_memory(err, "a bundle", sizeof *m);
     m->source = source;

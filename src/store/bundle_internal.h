@@ -24,8 +24,8 @@ ms_status bundle_files_add(bundle_files *f, const bundle_file *one, ms_error *er
 void bundle_files_free(bundle_files *f);
 
 /* files may be NULL.  *found: there is a bundle.json. */
-ms_status bundle_read_json(ms_bundle *out, bundle_files *files, const char *dir, bool *found, uint8_t sha[MS_SHA256_BYTES],
-                           ms_error *err);
+ms_status bundle_read_json(ms_bundle *out, bundle_files *files, const char *dir, bool *found,
+                           uint8_t sha[MS_SHA256_BYTES], ms_error *err);
 
 /* The static tensors of a checkpoint as one file, and the index of that file. */
 typedef struct bundle_statics {
@@ -36,8 +36,8 @@ typedef struct bundle_statics {
 } bundle_statics;
 ms_status bundle_statics_list(bundle_statics *out, const ms_mzg2_source *s, ms_error *err);
 void bundle_statics_free(bundle_statics *b);
-ms_status bundle_statics_write(const bundle_statics *b, const ms_checkpoint *c, const char *path, uint8_t sha[MS_SHA256_BYTES],
-                               ms_error *err);
+ms_status bundle_statics_write(const bundle_statics *b, const ms_checkpoint *c, const char *path,
+                               uint8_t sha[MS_SHA256_BYTES], ms_error *err);
 /* The index's text, with the metadata of the checkpoint's own index. */
 ms_status bundle_statics_index(const bundle_statics *b, const ms_checkpoint *c, ms_text *out, ms_error *err);
 

@@ -23,8 +23,10 @@ static bool is_expert(const ms_tensor *t, const ms_expert_extent *sorted, size_t
     while (low < high) { /* the last extent that begins at or before the tensor */
         size_t middle = low + (high - low) / 2;
         const ms_expert_extent *x = &sorted[middle];
-        if (x->shard < t->shard || (x->shard == t->shard && x->offset <= t->offset)) low = middle + 1;
-        else high = middle;
+        if (x->shard < t->shard || (x->shard == t->shard && x->offset <= t->offset))
+            low = middle + 1;
+        else
+            high = middle;
     }
     if (low == 0) return false;
     const ms_expert_extent *x = &sorted[low - 1];
@@ -46,8 +48,10 @@ static void write_header(bundle_statics *b) {
         ms_text_puts(h, i ? "," : "{");
         ms_json_write_string(h, t->name, strlen(t->name));
         ms_text_printf(h, ":{\"dtype\":\"%s\",\"shape\":[", ms_dtype_name((ms_dtype)t->dtype));
-        for (unsigned d = 0; d < t->dims; d++) ms_text_printf(h, "%s%llu", d ? "," : "", (unsigned long long)t->shape[d]);
-        ms_text_printf(h, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)(at + t->bytes));
+        for (unsigned d = 0; d < t->dims; d++)
+            ms_text_printf(h, "%s%llu", d ? "," : "", (unsigned long long)t->shape[d]);
+        ms_text_printf(h, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
+                       (unsigned long long)(at + t->bytes));
         at += t->bytes;
     }
     ms_text_puts(h, b->count ? "}" : "{}");
@@ -57,7 +61,8 @@ static void write_header(bundle_statics *b) {
 }
 
 ms_status bundle_statics_list(bundle_statics *out, const ms_mzg2_source *s, ms_error *err) {
-    size_t count = ms_checkpoint_tensor_count(s->checkpoint), experts = (size_t)s->experts->layer_count * s->experts->expert_count;
+    size_t count = ms_checkpoint_tensor_count(s->checkpoint),
+           experts = (size_t)s->experts->layer_count * s->experts->expert_count;
     *out = (bundle_statics){.tensors = calloc(count + 1, sizeof *out->tensors)};
     ms_expert_extent *sorted = malloc((experts + 1) * sizeof *sorted);
     if (!out->tensors || !sorted) {
@@ -85,7 +90,8 @@ void bundle_statics_free(bundle_statics *b) {
     *b = (bundle_statics){0};
 }
 
-static ms_status copy_tensor(mzg2_output *o, const ms_checkpoint *c, const ms_tensor *t, uint8_t *piece, ms_error *err) {
+static ms_status copy_tensor(mzg2_output *o, const ms_checkpoint *c, const ms_tensor *t, uint8_t *piece,
+                             ms_error *err) {
     for (uint64_t at = 0; at < t->bytes; at += PIECE) {
         size_t n = t->bytes - at < PIECE ? (size_t)(t->bytes - at) : PIECE;
         MS_TRY(ms_checkpoint_read(c, t, at, piece, n, err));
@@ -94,8 +100,8 @@ static ms_status copy_tensor(mzg2_output *o, const ms_checkpoint *c, const ms_te
     return MS_OK;
 }
 
-ms_status bundle_statics_write(const bundle_statics *b, const ms_checkpoint *c, const char *path, uint8_t sha[MS_SHA256_BYTES],
-                               ms_error *err) {
+ms_status bundle_statics_write(const bundle_statics *b, const ms_checkpoint *c, const char *path,
+                               uint8_t sha[MS_SHA256_BYTES], ms_error *err) {
     mzg2_output o;
     uint8_t *piece = malloc(PIECE);
     if (!piece) return ms_fail_memory(err, path, PIECE);
@@ -124,8 +130,10 @@ static ms_status put_metadata(ms_text *out, const bundle_statics *b, const ms_ch
     ms_status status = ms_json_parse(&doc, text, length, path, &limits, err);
     if (status == MS_OK) {
         const ms_json *m = ms_json_get(ms_json_root(doc), "metadata");
-        if (m) ms_text_append(out, m->raw, m->raw_len);
-        else ms_text_puts(out, "{}");
+        if (m)
+            ms_text_append(out, m->raw, m->raw_len);
+        else
+            ms_text_puts(out, "{}");
     }
     ms_json_free(doc);
     free(text);

@@ -16,7 +16,7 @@
 
 enum {
     MS_MZG2_VERSION = 1,
-    MS_MZG2_ALIGN = 4096,      /* of blocks, in offset and stored length */
+    MS_MZG2_ALIGN = 4096, /* of blocks, in offset and stored length */
     MS_MZG2_HEADER_BYTES = 512,
     MS_MZG2_ENTRY_BYTES = 32,  /* of the index */
     MS_MZG2_TAIL_BYTES = 1152, /* at least so many bytes lie behind a payload */

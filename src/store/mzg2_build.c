@@ -1,7 +1,7 @@
 /* mzg2_build.c: a build of all layers in NAME.partial/: its state, its jobs, the finished store.
  *
- * state.jsonl: a first line with checkpoint and parameters, then a line for every finished layer and every hashed shard,
- * each synced when it is written.  A last line that a kill cut short is dropped.
+ * state.jsonl: a first line with checkpoint and parameters, then a line for every finished layer and every hashed
+ * shard, each synced when it is written.  A last line that a kill cut short is dropped.
  */
 #include "store/mzg2_build.h"
 
@@ -68,11 +68,13 @@ static ms_status prepare(build *b, const char *dir, ms_error *err) {
     if (t->layer_count == 0) return ms_fail(err, MS_ERR_USAGE, "the model has no routed experts");
     size_t n = strlen(dir);
     while (n > 1 && dir[n - 1] == '/') n--;
-    if (n == 0 || n + 16 > sizeof b->dir) return ms_fail(err, MS_ERR_USAGE, "store: expected a path of 1 to %d bytes", MZG2_PATH - 16);
+    if (n == 0 || n + 16 > sizeof b->dir)
+        return ms_fail(err, MS_ERR_USAGE, "store: expected a path of 1 to %d bytes", MZG2_PATH - 16);
     (void)snprintf(b->dir, sizeof b->dir, "%.*s", (int)n, dir);
     (void)snprintf(b->partial, sizeof b->partial, "%.*s.partial", (int)n, dir);
     struct stat st;
-    if (lstat(b->dir, &st) == 0) return ms_fail(err, MS_ERR_USAGE, "%s: expected a new folder, found an existing one", b->dir);
+    if (lstat(b->dir, &st) == 0)
+        return ms_fail(err, MS_ERR_USAGE, "%s: expected a new folder, found an existing one", b->dir);
     b->m.parameters = (ms_mzg2_parameters){.tables = b->options->tables ? b->options->tables : MS_MZG2_FIT_TABLES,
                                            .column_classes = MS_MZG2_CLASSES,
                                            .sample = SAMPLE,
@@ -80,7 +82,8 @@ static ms_status prepare(build *b, const char *dir, ms_error *err) {
     MS_TRY(ms_mzg2_identify(&b->m.identity, b->source, err));
     b->m.layers = calloc(t->layer_count, sizeof *b->m.layers);
     b->layer_done = calloc(t->layer_count, sizeof *b->layer_done);
-    if (!b->m.layers || !b->layer_done) return ms_fail_memory(err, "the layer list", t->layer_count * sizeof *b->m.layers);
+    if (!b->m.layers || !b->layer_done)
+        return ms_fail_memory(err, "the layer list", t->layer_count * sizeof *b->m.layers);
     return list_shards(b, err);
 }
 
@@ -111,8 +114,8 @@ static uint32_t layer_index(const build *b, uint32_t layer) {
 }
 
 /* Whether the finished file of a state line is still what the line says. */
-static ms_status check_kept(const build *b, const char *name, uint64_t bytes, const uint8_t sha[MS_SHA256_BYTES], bool *kept,
-                            ms_error *err) {
+static ms_status check_kept(const build *b, const char *name, uint64_t bytes, const uint8_t sha[MS_SHA256_BYTES],
+                            bool *kept, ms_error *err) {
     char path[MZG2_PATH];
     struct stat st;
     uint8_t found[MS_SHA256_BYTES];
@@ -140,7 +143,9 @@ static ms_status take_line(build *b, const ms_json *v, const char *where, ms_err
     ms_mzg2_layer_record r;
     MS_TRY(ms_mzg2_parse_layer(&r, v, where, err));
     uint32_t at = layer_index(b, r.layer);
-    if (at == UINT32_MAX) return ms_fail(err, MS_ERR_FORMAT, "%s: layer %u: the model has no such routed layer", where, (unsigned)r.layer);
+    if (at == UINT32_MAX)
+        return ms_fail(err, MS_ERR_FORMAT, "%s: layer %u: the model has no such routed layer", where,
+                       (unsigned)r.layer);
     char name[MS_MZG2_NAME];
     bool kept = false, kept_signs = true;
     ms_mzg2_layer_name(name, r.layer);
@@ -162,9 +167,11 @@ static ms_status resume(build *b, const char *path, const char *text, size_t len
     bool same = end && (size_t)(end + 1 - text) == want.len && memcmp(text, want.data, want.len) == 0;
     if (end && !same) {
         ms_text_free(&want);
-        return ms_fail(err, MS_ERR_USAGE,
-                       "%s: parameters: expected those of this build, found others (another checkpoint, version or option): "
-                       "remove %s to start anew", path, b->partial);
+        return ms_fail(
+            err, MS_ERR_USAGE,
+            "%s: parameters: expected those of this build, found others (another checkpoint, version or option): "
+            "remove %s to start anew",
+            path, b->partial);
     }
     ms_status st = MS_OK;
     if (same) good = want.len;
@@ -221,8 +228,8 @@ static ms_status build_one(build *b, mzg2_worker *w, uint32_t l, ms_error *err) 
     MS_TRY(mzg2_path(path, b->partial, name, err));
     ms_mzg2_signs_name(name, layer);
     MS_TRY(mzg2_path(signs, b->partial, name, err));
-    MS_TRY(mzg2_write_layer(w, b->source, l, &b->m.parameters, path, b->m.parameters.signs ? signs : NULL, true, &b->outcome,
-                            &r, err));
+    MS_TRY(mzg2_write_layer(w, b->source, l, &b->m.parameters, path, b->m.parameters.signs ? signs : NULL, true,
+                            &b->outcome, &r, err));
     MS_TRY(mzg2_sync_dir(b->partial, err));
     if (b->m.parameters.signs) {
         MS_TRY(mzg2_path(path, b->partial, cold_name, err));
@@ -282,13 +289,14 @@ static ms_status check_space(build *b, uint32_t left, uint32_t first, ms_error *
     ms_mzg2_encode(enc, w->block, w->source, 0, &payload, &stored);
     ms_mzg2_encoder_destroy(enc);
     uint64_t want = (uint64_t)left * b->m.identity.experts * stored;
-    if (b->m.parameters.signs) want += (uint64_t)left * b->m.identity.experts * (ms_expert_bytes(b->source->shape) / 32);
+    if (b->m.parameters.signs)
+        want += (uint64_t)left * b->m.identity.experts * (ms_expert_bytes(b->source->shape) / 32);
     want += want / 50;
     if (statvfs(b->partial, &fs) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: free space", b->partial);
     uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
     if (want <= available) return MS_OK;
-    return ms_fail(err, MS_ERR_NO_FIT, "%s: free space: expected %llu bytes for the layers left, found %llu", b->partial,
-                   (unsigned long long)want, (unsigned long long)available);
+    return ms_fail(err, MS_ERR_NO_FIT, "%s: free space: expected %llu bytes for the layers left, found %llu",
+                   b->partial, (unsigned long long)want, (unsigned long long)available);
 }
 
 static ms_status run_jobs(build *b, ms_error *err) {
@@ -346,7 +354,8 @@ static ms_status publish(build *b, ms_error *err) {
     if (unlink(path) != 0 && errno != ENOENT) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: remove", path);
     MS_TRY(mzg2_sync_dir(b->partial, err));
     if (renameat2(AT_FDCWD, b->partial, AT_FDCWD, b->dir, RENAME_NOREPLACE) != 0)
-        return ms_fail_errno(err, errno == EEXIST ? MS_ERR_USAGE : MS_ERR_IO, errno, "%s: rename from %s", b->dir, b->partial);
+        return ms_fail_errno(err, errno == EEXIST ? MS_ERR_USAGE : MS_ERR_IO, errno, "%s: rename from %s", b->dir,
+                             b->partial);
     (void)snprintf(parent, sizeof parent, "%s", b->dir);
     char *slash = strrchr(parent, '/');
     if (slash) slash[slash == parent] = 0;
@@ -395,8 +404,8 @@ static ms_status build_all(build *b, const char *dir, ms_mzg2_report *report, ms
     return MS_OK;
 }
 
-ms_status ms_mzg2_build(const char *dir, const ms_mzg2_source *source, const ms_mzg2_job_options *o, ms_mzg2_report *report,
-                        ms_error *err) {
+ms_status ms_mzg2_build(const char *dir, const ms_mzg2_source *source, const ms_mzg2_job_options *o,
+                        ms_mzg2_report *report, ms_error *err) {
     ms_error local = {0};
     build *b = calloc(1, sizeof *b);
     if (!b) return ms_fail_memory(err, "a build", sizeof *b);
@@ -419,15 +428,15 @@ ms_status ms_mzg2_build(const char *dir, const ms_mzg2_source *source, const ms_
 
 ms_status ms_mzg2_build_layer(const char *path, const ms_mzg2_source *source, uint32_t moe_layer,
                               const ms_mzg2_job_options *o, ms_mzg2_layer_record *record, ms_error *err) {
-    ms_mzg2_parameters p = {.tables = o->tables ? o->tables : MS_MZG2_FIT_TABLES,
-                            .column_classes = MS_MZG2_CLASSES,
-                            .sample = SAMPLE};
+    ms_mzg2_parameters p = {
+        .tables = o->tables ? o->tables : MS_MZG2_FIT_TABLES, .column_classes = MS_MZG2_CLASSES, .sample = SAMPLE};
     mzg2_worker w;
     mzg2_outcome outcome;
     struct stat st;
     ms_error local = {0};
     if (!err) err = &local;
-    if (lstat(path, &st) == 0) return ms_fail(err, MS_ERR_USAGE, "%s: expected a new file, found an existing one", path);
+    if (lstat(path, &st) == 0)
+        return ms_fail(err, MS_ERR_USAGE, "%s: expected a new file, found an existing one", path);
     MS_TRY(mzg2_worker_init(&w, source->shape, err));
     mzg2_outcome_init(&outcome, o, (uint64_t)source->experts->expert_count * source->experts->expert_bytes);
     ms_status status = mzg2_write_layer(&w, source, moe_layer, &p, path, NULL, false, &outcome, record, err);

@@ -145,11 +145,16 @@ ms_mzg2_fault ms_mzg2_decode_tiles(const ms_mzg2_codec *c, void *slot, const ms_
 
 const char *ms_mzg2_fault_text(ms_mzg2_fault f) {
     switch (f) {
-    case MS_MZG2_GOOD: return "good";
-    case MS_MZG2_BAD_STATE: return "a first state is below 65536";
-    case MS_MZG2_BAD_WORDS: return "words are missing or left over";
-    case MS_MZG2_BAD_END: return "a last state is not 65536";
-    case MS_MZG2_BAD_HASH: return "the hash of the decoded bytes is another one";
+    case MS_MZG2_GOOD:
+        return "good";
+    case MS_MZG2_BAD_STATE:
+        return "a first state is below 65536";
+    case MS_MZG2_BAD_WORDS:
+        return "words are missing or left over";
+    case MS_MZG2_BAD_END:
+        return "a last state is not 65536";
+    case MS_MZG2_BAD_HASH:
+        return "the hash of the decoded bytes is another one";
     }
     return "?";
 }

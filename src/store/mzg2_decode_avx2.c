@@ -8,13 +8,15 @@
 enum { VECTORS = 4, VECTOR_LANES = 8 };
 
 /* Byte i of spread[mask]: which of the next words lane i takes, for the lanes of the mask in ascending order. */
-#define RANK(m, i) ((uint64_t)(((m) & 1) + ((m) >> 1 & 1) + ((m) >> 2 & 1) + ((m) >> 3 & 1) + ((m) >> 4 & 1) + \
-                               ((m) >> 5 & 1) + ((m) >> 6 & 1)) << 8 * (i))
+#define RANK(m, i)                                                                                                     \
+    ((uint64_t)(((m)&1) + ((m) >> 1 & 1) + ((m) >> 2 & 1) + ((m) >> 3 & 1) + ((m) >> 4 & 1) + ((m) >> 5 & 1) +         \
+                ((m) >> 6 & 1))                                                                                        \
+     << 8 * (i))
 #define BELOW(m, i) RANK((m) & ((1u << (i)) - 1), i)
-#define S1(m) (BELOW(m, 1) | BELOW(m, 2) | BELOW(m, 3) | BELOW(m, 4) | BELOW(m, 5) | BELOW(m, 6) | BELOW(m, 7))
-#define S4(m) S1(m), S1((m) + 1), S1((m) + 2), S1((m) + 3)
-#define S16(m) S4(m), S4((m) + 4), S4((m) + 8), S4((m) + 12)
-#define S64(m) S16(m), S16((m) + 16), S16((m) + 32), S16((m) + 48)
+#define S1(m)       (BELOW(m, 1) | BELOW(m, 2) | BELOW(m, 3) | BELOW(m, 4) | BELOW(m, 5) | BELOW(m, 6) | BELOW(m, 7))
+#define S4(m)       S1(m), S1((m) + 1), S1((m) + 2), S1((m) + 3)
+#define S16(m)      S4(m), S4((m) + 4), S4((m) + 8), S4((m) + 12)
+#define S64(m)      S16(m), S16((m) + 16), S16((m) + 32), S16((m) + 48)
 static const uint64_t spread[256] = {S64(0u), S64(64u), S64(128u), S64(192u)};
 
 #define INLINE static inline __attribute__((always_inline))
@@ -122,7 +124,8 @@ static ms_mzg2_fault decode(const mzg2_job *j) {
                 for (int v = 0; v < VECTORS; v++) {
                     __m256i table = _mm256_and_si256(_mm256_srl_epi32(m[v], digit), _mm256_set1_epi32(15));
                     __m256i slot = _mm256_and_si256(x[v], _mm256_set1_epi32((1 << MS_MZG2_PAIR_BITS) - 1));
-                    __m256i entry = gather(j->nibble, _mm256_or_si256(_mm256_slli_epi32(table, MS_MZG2_PAIR_BITS), slot));
+                    __m256i entry =
+                        gather(j->nibble, _mm256_or_si256(_mm256_slli_epi32(table, MS_MZG2_PAIR_BITS), slot));
                     x[v] = advance(x[v], entry, MS_MZG2_PAIR_BITS, &words);
                     __m256i symbol = _mm256_slli_epi32(_mm256_and_si256(entry, byte), 8 * b);
                     w[v][k] = b == 0 ? symbol : _mm256_or_si256(w[v][k], symbol);

@@ -1,5 +1,5 @@
-/* mzg2_decode_avx512.c: the tile decoder with two vectors of sixteen lanes, and two tiles at once: the steps of one fill
- * the waits of the other. */
+/* mzg2_decode_avx512.c: the tile decoder with two vectors of sixteen lanes, and two tiles at once: the steps of one
+ * fill the waits of the other. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -69,9 +69,12 @@ INLINE void finish(lanes *s, const mzg2_job *j) {
         if (_mm512_cmpneq_epi32_mask(s->x[v], _mm512_set1_epi32((int)MZG2_END_STATE))) ended = false;
         _mm512_storeu_si512(h + VECTOR_LANES * v, s->h[v]);
     }
-    if (s->words != j->end) s->fault = MS_MZG2_BAD_WORDS;
-    else if (!ended) s->fault = MS_MZG2_BAD_END;
-    else if (mzg2_hash_end(h) != j->hash) s->fault = MS_MZG2_BAD_HASH;
+    if (s->words != j->end)
+        s->fault = MS_MZG2_BAD_WORDS;
+    else if (!ended)
+        s->fault = MS_MZG2_BAD_END;
+    else if (mzg2_hash_end(h) != j->hash)
+        s->fault = MS_MZG2_BAD_HASH;
 }
 
 INLINE void scale_step(lanes *s, const mzg2_job *j, uint32_t g) {

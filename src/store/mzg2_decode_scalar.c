@@ -15,14 +15,16 @@ static inline uint32_t step(uint32_t *state, const uint32_t *table, unsigned bit
 }
 
 /* Row byte of lane l: class and base. */
-static inline uint32_t scale_step(uint32_t *state, uint32_t *map, const mzg2_job *j, uint32_t l, const uint8_t **words) {
+static inline uint32_t scale_step(uint32_t *state, uint32_t *map, const mzg2_job *j, uint32_t l,
+                                  const uint8_t **words) {
     uint32_t row = j->tile[l], c = row & 7;
     uint32_t s = step(state, j->scale + (c << MS_MZG2_SCALE_BITS), MS_MZG2_SCALE_BITS, words);
     *map = j->nmap[c * MS_MZG2_DELTAS + (s < MS_MZG2_DELTAS - 1 ? s : MS_MZG2_DELTAS - 1)];
     return (j->e_base + (row >> 3) + s) & 0xff;
 }
 
-static inline uint32_t pair_step(uint32_t *state, uint32_t map, const mzg2_job *j, uint32_t column, const uint8_t **words) {
+static inline uint32_t pair_step(uint32_t *state, uint32_t map, const mzg2_job *j, uint32_t column,
+                                 const uint8_t **words) {
     const uint32_t *table = j->nibble + ((map >> 4u * j->columns[column] & 15) << MS_MZG2_PAIR_BITS);
     return step(state, table, MS_MZG2_PAIR_BITS, words);
 }

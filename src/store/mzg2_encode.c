@@ -24,11 +24,11 @@ struct ms_mzg2_encoder {
         uint32_t nmap[MS_MZG2_CLASSES][MS_MZG2_DELTAS];
         uint32_t e_base;
     } set[MS_MZG2_SETS];
-    uint8_t *row_bytes;        /* [3][rows of the widest matrix] */
-    uint8_t *base;             /* [rows of the widest matrix] */
-    mzg2_ranked *order;        /* [byte columns] */
-    uint16_t *words;           /* of one tile: MZG2_GROUP_WORDS a group, and one that is never kept */
-    uint8_t *image;            /* slot image of one tile */
+    uint8_t *row_bytes; /* [3][rows of the widest matrix] */
+    uint8_t *base;      /* [rows of the widest matrix] */
+    mzg2_ranked *order; /* [byte columns] */
+    uint16_t *words;    /* of one tile: MZG2_GROUP_WORDS a group, and one that is never kept */
+    uint8_t *image;     /* slot image of one tile */
 };
 
 static void make_codes(code out[256], const uint16_t freq[256]) {
@@ -84,7 +84,8 @@ static void make_image(uint8_t *out, const mzg2_matrix *m, uint32_t tile) {
         const uint8_t *bytes = m->packed + ((size_t)tile * MZG2_LANES + l) * m->groups * MZG2_GROUP_BYTES;
         const uint8_t *from = m->scales + ((size_t)tile * MZG2_LANES + l) * m->groups;
         for (uint32_t g = 0; g < m->groups; g++) {
-            memcpy(out + ((size_t)g * MZG2_LANES + l) * MZG2_GROUP_BYTES, bytes + (size_t)g * MZG2_GROUP_BYTES, MZG2_GROUP_BYTES);
+            memcpy(out + ((size_t)g * MZG2_LANES + l) * MZG2_GROUP_BYTES, bytes + (size_t)g * MZG2_GROUP_BYTES,
+                   MZG2_GROUP_BYTES);
             scales[g * MZG2_LANES + l] = from[g];
         }
     }
@@ -144,8 +145,8 @@ static size_t code_tile(ms_mzg2_encoder *e, uint8_t *out, ms_expert_matrix kind,
 }
 
 /* Appends one tile at *at (a multiple of 16) and fills its entry in the tile directory. */
-static void add_tile(ms_mzg2_encoder *e, uint8_t *block, size_t *at, uint8_t *entry, const mzg2_matrix *m, uint32_t tile,
-                     const uint8_t *rows, const uint8_t *columns) {
+static void add_tile(ms_mzg2_encoder *e, uint8_t *block, size_t *at, uint8_t *entry, const mzg2_matrix *m,
+                     uint32_t tile, const uint8_t *rows, const uint8_t *columns) {
     make_image(e->image, m, tile);
     size_t length = code_tile(e, block + *at, m->kind, m->groups, rows, columns);
     uint32_t raw = 0;

@@ -280,8 +280,10 @@ static void merge(merging *m, uint32_t a, uint32_t b) {
     m->c[b] = m->c[last];
     m->count--;
     for (uint32_t x = 0; x < CONTEXTS; x++) {
-        if (m->where[x] == b) m->where[x] = a;
-        else if (m->where[x] == last) m->where[x] = b;
+        if (m->where[x] == b)
+            m->where[x] = a;
+        else if (m->where[x] == last)
+            m->where[x] = b;
     }
     for (uint32_t i = 0; i < m->count; i++) {
         uint32_t near = m->c[i].near;
@@ -421,5 +423,6 @@ ms_status ms_mzg2_fit_sets(ms_mzg2_fit *f, ms_mzg2_set out[MS_MZG2_SETS], ms_err
 
 uint64_t ms_mzg2_fit_bytes(ms_expert_shape s) {
     uint64_t w = widest_of(s);
-    return sizeof(ms_mzg2_fit) + MS_MZG2_SETS * sizeof(kind_counts) + sizeof(merging) + w * 5 + w / 2 * (1 + sizeof(mzg2_ranked));
+    return sizeof(ms_mzg2_fit) + MS_MZG2_SETS * sizeof(kind_counts) + sizeof(merging) + w * 5 +
+           w / 2 * (1 + sizeof(mzg2_ranked));
 }

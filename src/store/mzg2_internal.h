@@ -10,8 +10,8 @@ enum {
     MZG2_GROUP_WORDS = 17 * MZG2_LANES, /* most words a group takes */
     MZG2_TILE_GROUP = 17 * MZG2_LANES   /* slot bytes of a tile a group */
 };
-#define MZG2_END_STATE 65536u
-#define MZG2_HASH_START 0x9E3779B1u
+#define MZG2_END_STATE   65536u
+#define MZG2_HASH_START  0x9E3779B1u
 #define MZG2_HASH_FACTOR 0x85EBCA6Bu
 
 /* One coded tile.  MS_MZG2_TAIL_BYTES may be read behind `end`. */

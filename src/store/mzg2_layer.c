@@ -36,7 +36,8 @@ ms_status ms_mzg2_front_bytes(uint64_t *out, const uint8_t *h, uint64_t file_byt
         return ms_fail(err, MS_ERR_FORMAT, "file length: expected at least %d, found %llu", MS_MZG2_ALIGN,
                        (unsigned long long)file_bytes);
     if (memcmp(h, "MZG2", 4) != 0)
-        return ms_fail(err, MS_ERR_FORMAT, "magic: expected \"MZG2\", found %02x %02x %02x %02x", h[0], h[1], h[2], h[3]);
+        return ms_fail(err, MS_ERR_FORMAT, "magic: expected \"MZG2\", found %02x %02x %02x %02x", h[0], h[1], h[2],
+                       h[3]);
     MS_TRY(expect("version", MS_MZG2_VERSION, ms_le16(h + 4), err));
     MS_TRY(expect("header CRC", crc32_of(h, CRC_AT), ms_le32(h + CRC_AT), err));
     MS_TRY(expect("flags", 1, ms_le16(h + 6), err));
@@ -45,7 +46,8 @@ ms_status ms_mzg2_front_bytes(uint64_t *out, const uint8_t *h, uint64_t file_byt
         return ms_fail(err, MS_ERR_FORMAT, "experts: expected 1 to %d, found %u", MAX_EXPERTS, (unsigned)experts);
     ms_expert_shape s = {.hidden = ms_le32(h + 16), .inner = ms_le32(h + 20)};
     if (!ms_expert_shape_valid(s) || s.hidden > 1u << 24 || s.inner > 1u << 24 || ms_expert_bytes(s) > 1u << 30)
-        return ms_fail(err, MS_ERR_FORMAT, "widths: expected multiples of 32 and experts of at most 2^30 bytes, found %u and %u",
+        return ms_fail(err, MS_ERR_FORMAT,
+                       "widths: expected multiples of 32 and experts of at most 2^30 bytes, found %u and %u",
                        (unsigned)s.hidden, (unsigned)s.inner);
     MS_TRY(expect("probability bits of nibble tables", MS_MZG2_PAIR_BITS, ms_le32(h + 24), err));
     MS_TRY(expect("probability bits of scale tables", MS_MZG2_SCALE_BITS, ms_le32(h + 28), err));
@@ -60,9 +62,9 @@ ms_status ms_mzg2_front_bytes(uint64_t *out, const uint8_t *h, uint64_t file_byt
                        (unsigned long long)(MS_MZG2_HEADER_BYTES + tables), (unsigned long long)index_at);
     MS_TRY(expect("index length", index_bytes(experts), ms_le32(h + 44), err));
     if (first % MS_MZG2_ALIGN != 0 || first < index_at + index_bytes(experts) || first > file_bytes)
-        return ms_fail(err, MS_ERR_FORMAT, "first block: expected a multiple of %d in %llu..%llu, found %llu", MS_MZG2_ALIGN,
-                       (unsigned long long)(index_at + index_bytes(experts)), (unsigned long long)file_bytes,
-                       (unsigned long long)first);
+        return ms_fail(err, MS_ERR_FORMAT, "first block: expected a multiple of %d in %llu..%llu, found %llu",
+                       MS_MZG2_ALIGN, (unsigned long long)(index_at + index_bytes(experts)),
+                       (unsigned long long)file_bytes, (unsigned long long)first);
     MS_TRY(expect("table sets", MS_MZG2_SETS, ms_le32(h + 52), err));
     MS_TRY(expect("file length", ms_le64(h + 56), file_bytes, err));
     *out = first;
@@ -93,8 +95,9 @@ static ms_status parse_map(ms_mzg2_set *s, const uint8_t *p, ms_error *err) {
             uint32_t word = s->nmap[c][d] = ms_le32(p + 4 * (c * MS_MZG2_DELTAS + d));
             for (unsigned q = 0; q < MS_MZG2_CLASSES; q++)
                 if ((word >> 4 * q & 15) >= s->tables)
-                    return ms_fail(err, MS_ERR_FORMAT, "map of class %u, difference %u: expected tables below %u, found %08x",
-                                   (unsigned)c, (unsigned)d, (unsigned)s->tables, (unsigned)word);
+                    return ms_fail(err, MS_ERR_FORMAT,
+                                   "map of class %u, difference %u: expected tables below %u, found %08x", (unsigned)c,
+                                   (unsigned)d, (unsigned)s->tables, (unsigned)word);
         }
     return MS_OK;
 }
@@ -138,16 +141,15 @@ static ms_status parse_tables(ms_mzg2_layer *l, const uint8_t *p, size_t length,
 
 static ms_status parse_entry(ms_mzg2_entry *e, const uint8_t *p, uint64_t first, uint64_t file_bytes, size_t head,
                              size_t most, ms_error *err) {
-    *e = (ms_mzg2_entry){.offset = ms_le64(p),
-                         .stored_bytes = ms_le32(p + 8),
-                         .payload_bytes = ms_le32(p + 12),
-                         .crc = ms_le32(p + 16)};
+    *e = (ms_mzg2_entry){
+        .offset = ms_le64(p), .stored_bytes = ms_le32(p + 8), .payload_bytes = ms_le32(p + 12), .crc = ms_le32(p + 16)};
     if (e->offset % MS_MZG2_ALIGN != 0 || e->offset < first || e->offset > file_bytes)
         return ms_fail(err, MS_ERR_FORMAT, "offset: expected a multiple of %d in %llu..%llu, found %llu", MS_MZG2_ALIGN,
                        (unsigned long long)first, (unsigned long long)file_bytes, (unsigned long long)e->offset);
     if (e->stored_bytes % MS_MZG2_ALIGN != 0 || e->stored_bytes > most || e->stored_bytes > file_bytes - e->offset)
-        return ms_fail(err, MS_ERR_FORMAT, "stored length: expected a multiple of %d up to %zu inside the file, found %u",
-                       MS_MZG2_ALIGN, most, (unsigned)e->stored_bytes);
+        return ms_fail(err, MS_ERR_FORMAT,
+                       "stored length: expected a multiple of %d up to %zu inside the file, found %u", MS_MZG2_ALIGN,
+                       most, (unsigned)e->stored_bytes);
     if (e->payload_bytes < head || (uint64_t)e->payload_bytes + MS_MZG2_TAIL_BYTES > e->stored_bytes)
         return ms_fail(err, MS_ERR_FORMAT, "payload length: expected %zu to %lld, found %u", head,
                        (long long)e->stored_bytes - MS_MZG2_TAIL_BYTES, (unsigned)e->payload_bytes);
@@ -173,7 +175,8 @@ ms_status ms_mzg2_layer_parse(ms_mzg2_layer *out, const uint8_t *front, size_t l
     uint64_t need;
     *out = (ms_mzg2_layer){0};
     MS_TRY(ms_mzg2_front_bytes(&need, front, file_bytes, err));
-    if (length < need) return ms_fail(err, MS_ERR_FORMAT, "front: expected %llu bytes, found %zu", (unsigned long long)need, length);
+    if (length < need)
+        return ms_fail(err, MS_ERR_FORMAT, "front: expected %llu bytes, found %zu", (unsigned long long)need, length);
     ms_mzg2_layer l = {.layer = ms_le32(front + 8),
                        .experts = ms_le32(front + 12),
                        .shape = {.hidden = ms_le32(front + 16), .inner = ms_le32(front + 20)},
@@ -183,8 +186,10 @@ ms_status ms_mzg2_layer_parse(ms_mzg2_layer *out, const uint8_t *front, size_t l
     memcpy(l.canonical_sha, front + 96, sizeof l.canonical_sha);
     ms_status st = parse_tables(&l, front + MS_MZG2_HEADER_BYTES, ms_le32(front + 36), err);
     if (st == MS_OK) st = parse_index(&l, front + ms_le32(front + 40), err);
-    if (st == MS_OK) *out = l;
-    else ms_mzg2_layer_free(&l);
+    if (st == MS_OK)
+        *out = l;
+    else
+        ms_mzg2_layer_free(&l);
     return st;
 }
 
@@ -254,9 +259,18 @@ void ms_mzg2_layer_write(uint8_t *front, const ms_mzg2_layer *l) {
     memcpy(h, "MZG2", 4);
     put16(h + 4, MS_MZG2_VERSION);
     put16(h + 6, 1);
-    const uint32_t fields[] = {l->layer, l->experts, l->shape.hidden, l->shape.inner, MS_MZG2_PAIR_BITS,
-                               MS_MZG2_SCALE_BITS, MS_MZG2_HEADER_BYTES, (uint32_t)tables, (uint32_t)index,
-                               (uint32_t)index_bytes(l->experts), (uint32_t)l->first_block, MS_MZG2_SETS};
+    const uint32_t fields[] = {l->layer,
+                               l->experts,
+                               l->shape.hidden,
+                               l->shape.inner,
+                               MS_MZG2_PAIR_BITS,
+                               MS_MZG2_SCALE_BITS,
+                               MS_MZG2_HEADER_BYTES,
+                               (uint32_t)tables,
+                               (uint32_t)index,
+                               (uint32_t)index_bytes(l->experts),
+                               (uint32_t)l->first_block,
+                               MS_MZG2_SETS};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) ms_put_le32(h + 8 + 4 * i, fields[i]);
     ms_put_le64(h + 56, l->file_bytes);
     memcpy(h + 64, l->source_sha, sizeof l->source_sha);
@@ -305,12 +319,14 @@ ms_status ms_mzg2_block_open(ms_mzg2_block *out, const uint8_t *data, size_t len
                              ms_expert_shape shape, ms_error *err) {
     size_t head = ms_mzg2_block_head_bytes(shape);
     if (length < head + MS_MZG2_TAIL_BYTES)
-        return ms_fail(err, MS_ERR_FORMAT, "block: expected at least %zu bytes, found %zu", head + MS_MZG2_TAIL_BYTES, length);
+        return ms_fail(err, MS_ERR_FORMAT, "block: expected at least %zu bytes, found %zu", head + MS_MZG2_TAIL_BYTES,
+                       length);
     if (memcmp(data, "MZGB", 4) != 0)
-        return ms_fail(err, MS_ERR_FORMAT, "block magic: expected \"MZGB\", found %02x %02x %02x %02x", data[0], data[1],
-                       data[2], data[3]);
+        return ms_fail(err, MS_ERR_FORMAT, "block magic: expected \"MZGB\", found %02x %02x %02x %02x", data[0],
+                       data[1], data[2], data[3]);
     MS_TRY(expect("block expert", expert, ms_le32(data + 4), err));
-    ms_mzg2_block b = {.data = data, .length = length, .expert = expert, .tiles = ms_expert_tiles(shape), .shape = shape};
+    ms_mzg2_block b = {
+        .data = data, .length = length, .expert = expert, .tiles = ms_expert_tiles(shape), .shape = shape};
     MS_TRY(expect("block tiles", b.tiles, ms_le32(data + 8), err));
     b.payload_bytes = ms_le32(data + 12);
     if (b.payload_bytes < head || b.payload_bytes > length - MS_MZG2_TAIL_BYTES)
@@ -325,7 +341,8 @@ ms_status ms_mzg2_block_open(ms_mzg2_block *out, const uint8_t *data, size_t len
     const uint8_t *columns = data + 16 + 12 * (size_t)b.tiles;
     for (uint32_t i = 0; i < columns_of(shape); i++)
         if (columns[i] >= MS_MZG2_CLASSES)
-            return ms_fail(err, MS_ERR_FORMAT, "class of byte column %u: expected 0 to 7, found %u", (unsigned)i, columns[i]);
+            return ms_fail(err, MS_ERR_FORMAT, "class of byte column %u: expected 0 to 7, found %u", (unsigned)i,
+                           columns[i]);
     b.columns[MS_W1] = columns;
     b.columns[MS_W3] = columns + shape.hidden / 2;
     b.columns[MS_W2] = columns + shape.hidden;

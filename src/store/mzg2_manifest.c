@@ -66,15 +66,18 @@ ms_status ms_mzg2_same_identity(const ms_mzg2_identity *want, const ms_mzg2_iden
                        (unsigned)found->shape.inner);
     if (want->layers != found->layers || want->experts != found->experts)
         return ms_fail(err, MS_ERR_FORMAT, "%s: model: expected %u layers of %u experts, found %u of %u", where,
-                       (unsigned)want->layers, (unsigned)want->experts, (unsigned)found->layers, (unsigned)found->experts);
+                       (unsigned)want->layers, (unsigned)want->experts, (unsigned)found->layers,
+                       (unsigned)found->experts);
     if (want->layout_digest != found->layout_digest)
-        return ms_fail(err, MS_ERR_FORMAT, "%s: model.layout: expected %016llx, found %016llx: made from another checkpoint",
-                       where, (unsigned long long)want->layout_digest, (unsigned long long)found->layout_digest);
+        return ms_fail(err, MS_ERR_FORMAT,
+                       "%s: model.layout: expected %016llx, found %016llx: made from another checkpoint", where,
+                       (unsigned long long)want->layout_digest, (unsigned long long)found->layout_digest);
     if (memcmp(want->probe, found->probe, sizeof want->probe) != 0) {
         char a[MS_SHA256_HEX], b[MS_SHA256_HEX];
         ms_sha256_hex(a, want->probe);
         ms_sha256_hex(b, found->probe);
-        return ms_fail(err, MS_ERR_FORMAT, "%s: model.probe: expected %.16s, found %.16s: made from other weights", where, a, b);
+        return ms_fail(err, MS_ERR_FORMAT, "%s: model.probe: expected %.16s, found %.16s: made from other weights",
+                       where, a, b);
     }
     return MS_OK;
 }
@@ -92,8 +95,9 @@ void ms_mzg2_write_identity(ms_text *out, const ms_mzg2_identity *id, const ms_m
     ms_json_write_string(out, id->lane, strlen(id->lane));
     ms_text_printf(out, ",\"layout\":\"%016llx\",", (unsigned long long)id->layout_digest);
     put_sha(out, "probe", id->probe);
-    ms_text_printf(out, ",\"layers\":%u,\"experts\":%u,\"hidden\":%u,\"inner\":%u},\"parameters\":{\"tables\":%u,"
-                        "\"column_classes\":%u,\"sample\":%u,\"signs\":%s}",
+    ms_text_printf(out,
+                   ",\"layers\":%u,\"experts\":%u,\"hidden\":%u,\"inner\":%u},\"parameters\":{\"tables\":%u,"
+                   "\"column_classes\":%u,\"sample\":%u,\"signs\":%s}",
                    (unsigned)id->layers, (unsigned)id->experts, (unsigned)id->shape.hidden, (unsigned)id->shape.inner,
                    (unsigned)p->tables, (unsigned)p->column_classes, (unsigned)p->sample, p->signs ? "true" : "false");
 }
@@ -101,8 +105,8 @@ void ms_mzg2_write_identity(ms_text *out, const ms_mzg2_identity *id, const ms_m
 void ms_mzg2_write_layer(ms_text *out, const ms_mzg2_layer_record *r) {
     char name[MS_MZG2_NAME];
     ms_mzg2_layer_name(name, r->layer);
-    ms_text_printf(out, "{\"layer\":%u,\"file\":\"%s\",\"bytes\":%llu,\"payload_bytes\":%llu,", (unsigned)r->layer, name,
-                   (unsigned long long)r->bytes, (unsigned long long)r->payload_bytes);
+    ms_text_printf(out, "{\"layer\":%u,\"file\":\"%s\",\"bytes\":%llu,\"payload_bytes\":%llu,", (unsigned)r->layer,
+                   name, (unsigned long long)r->bytes, (unsigned long long)r->payload_bytes);
     put_sha(out, "sha256", r->sha);
     ms_text_puts(out, ",");
     put_sha(out, "source_sha256", r->source_sha);
@@ -151,21 +155,24 @@ void ms_mzg2_manifest_write(ms_text *out, const ms_mzg2_manifest *m) {
         stored += m->layers[i].bytes;
         payload += m->layers[i].payload_bytes;
     }
-    ms_text_printf(out, "],\n\"totals\":{\"experts\":%llu,\"canonical_bytes\":%llu,\"payload_bytes\":%llu,\"stored_bytes\":%llu}",
-                   (unsigned long long)experts, (unsigned long long)(experts * ms_expert_bytes(m->identity.shape)),
-                   (unsigned long long)payload, (unsigned long long)stored);
+    ms_text_printf(
+        out, "],\n\"totals\":{\"experts\":%llu,\"canonical_bytes\":%llu,\"payload_bytes\":%llu,\"stored_bytes\":%llu}",
+        (unsigned long long)experts, (unsigned long long)(experts * ms_expert_bytes(m->identity.shape)),
+        (unsigned long long)payload, (unsigned long long)stored);
 }
 
 /* ------------------------------------------------------------------ parsing */
 
-ms_status ms_mzg2_json_u64(uint64_t *out, const ms_json *v, const char *key, uint64_t most, const char *where, ms_error *err) {
+ms_status ms_mzg2_json_u64(uint64_t *out, const ms_json *v, const char *key, uint64_t most, const char *where,
+                           ms_error *err) {
     const ms_json *m = ms_json_get(v, key);
     if (m && ms_json_u64(m, out) && *out <= most) return MS_OK;
     return ms_fail(err, MS_ERR_FORMAT, "%s: %s: expected a number up to %llu, found %.*s", where, key,
                    (unsigned long long)most, m ? (int)(m->raw_len < 40 ? m->raw_len : 40) : 7, m ? m->raw : "nothing");
 }
 
-ms_status ms_mzg2_json_sha(uint8_t out[MS_SHA256_BYTES], const ms_json *v, const char *key, const char *where, ms_error *err) {
+ms_status ms_mzg2_json_sha(uint8_t out[MS_SHA256_BYTES], const ms_json *v, const char *key, const char *where,
+                           ms_error *err) {
     const ms_json *m = ms_json_get(v, key);
     if (m && m->type == MS_JSON_STRING && ms_sha256_from_hex(out, m->str, m->str_len)) return MS_OK;
     return ms_fail(err, MS_ERR_FORMAT, "%s: %s: expected 64 hex digits, found %.*s", where, key,
@@ -210,7 +217,8 @@ static ms_status parse_identity(ms_mzg2_manifest *m, const ms_json *root, const 
         return ms_fail(err, MS_ERR_FORMAT, "%s: model.lane: expected a short name", where);
     memcpy(id->lane, lane->str, lane->str_len);
     char *end = NULL;
-    if (layout && layout->type == MS_JSON_STRING && layout->str_len == 16) id->layout_digest = strtoull(layout->str, &end, 16);
+    if (layout && layout->type == MS_JSON_STRING && layout->str_len == 16)
+        id->layout_digest = strtoull(layout->str, &end, 16);
     if (!end || *end) return ms_fail(err, MS_ERR_FORMAT, "%s: model.layout: expected 16 hex digits", where);
     MS_TRY(ms_mzg2_json_sha(id->probe, model, "probe", where, err));
     MS_TRY(get_u32(&id->layers, model, "layers", where, err));
@@ -227,10 +235,11 @@ static ms_status parse_identity(ms_mzg2_manifest *m, const ms_json *root, const 
 
 static ms_status parse_lists(ms_mzg2_manifest *m, const ms_json *root, const char *where, ms_error *err) {
     const ms_json *source = ms_json_get(root, "source"), *layers = ms_json_get(root, "layers");
-    if (!source || source->type != MS_JSON_ARRAY) return ms_fail(err, MS_ERR_FORMAT, "%s: source: expected a list", where);
+    if (!source || source->type != MS_JSON_ARRAY)
+        return ms_fail(err, MS_ERR_FORMAT, "%s: source: expected a list", where);
     if (!layers || layers->type != MS_JSON_ARRAY || layers->count != m->identity.layers || layers->count > MAX_LAYERS)
-        return ms_fail(err, MS_ERR_FORMAT, "%s: layers: expected a list of %u, found %zu", where, (unsigned)m->identity.layers,
-                       layers ? layers->count : 0);
+        return ms_fail(err, MS_ERR_FORMAT, "%s: layers: expected a list of %u, found %zu", where,
+                       (unsigned)m->identity.layers, layers ? layers->count : 0);
     m->layers = calloc(layers->count + 1, sizeof *m->layers);
     m->shards = calloc(source->count + 1, sizeof *m->shards);
     if (!m->layers || !m->shards) return ms_fail_memory(err, where, layers->count * sizeof *m->layers);
@@ -241,7 +250,8 @@ static ms_status parse_lists(ms_mzg2_manifest *m, const ms_json *root, const cha
             return ms_fail(err, MS_ERR_FORMAT, "%s: layers: expected ascending numbers, found %u after %u", where,
                            (unsigned)m->layers[n].layer, (unsigned)m->layers[n - 1].layer);
     }
-    for (const ms_json *v = source->child; v; v = v->next) MS_TRY(ms_mzg2_parse_shard(&m->shards[m->shard_count++], v, where, err));
+    for (const ms_json *v = source->child; v; v = v->next)
+        MS_TRY(ms_mzg2_parse_shard(&m->shards[m->shard_count++], v, where, err));
     return MS_OK;
 }
 
@@ -250,7 +260,8 @@ ms_status ms_mzg2_check_sealed(uint8_t sha[MS_SHA256_BYTES], const char *text, s
     char tail[64 + MS_SHA256_HEX];
     size_t head = (size_t)snprintf(tail, sizeof tail, ",\"%s\":\"", key), end = head + 64 + 2;
     while (length && text[length - 1] == '\n') length--;
-    if (length < end || memcmp(text + length - end, tail, head) != 0 || !ms_sha256_from_hex(sha, text + length - 66, 64))
+    if (length < end || memcmp(text + length - end, tail, head) != 0 ||
+        !ms_sha256_from_hex(sha, text + length - 66, 64))
         return ms_fail(err, MS_ERR_FORMAT, "%s: %s: expected it as the last member", where, key);
     uint8_t found[MS_SHA256_BYTES];
     ms_sha256 *s = NULL;

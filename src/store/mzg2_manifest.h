@@ -12,8 +12,8 @@
 #include "store/mzg2.h"
 #include "store/sha256.h"
 
-/* The experts that a store is made of, or is compared with.  A store knows one order of an expert's matrices, w1, w2, w3,
- * whatever that of the checkpoint is. */
+/* The experts that a store is made of, or is compared with.  A store knows one order of an expert's matrices, w1, w2,
+ * w3, whatever that of the checkpoint is. */
 typedef struct ms_mzg2_source {
     const ms_checkpoint *checkpoint;
     const ms_expert_table *experts; /* extents in the checkpoint's shards */
@@ -24,8 +24,8 @@ typedef struct ms_mzg2_source {
 ms_mzg2_source ms_mzg2_source_of(const ms_checkpoint *c, const ms_expert_table *experts, ms_expert_shape shape,
                                  const char *lane);
 
-/* Which checkpoint, and which experts of it.  `probe` is the SHA-256 of the first bytes of some experts of every layer, so
- * that other weights of the same layout are told apart without reading them all. */
+/* Which checkpoint, and which experts of it.  `probe` is the SHA-256 of the first bytes of some experts of every layer,
+ * so that other weights of the same layout are told apart without reading them all. */
 typedef struct ms_mzg2_identity {
     char lane[32];
     uint64_t layout_digest;
@@ -66,7 +66,8 @@ typedef struct ms_mzg2_manifest {
 /* Reads the probes. */
 ms_status ms_mzg2_identify(ms_mzg2_identity *out, const ms_mzg2_source *source, ms_error *err);
 /* MS_ERR_FORMAT naming `where` and the first difference. */
-ms_status ms_mzg2_same_identity(const ms_mzg2_identity *want, const ms_mzg2_identity *found, const char *where, ms_error *err);
+ms_status ms_mzg2_same_identity(const ms_mzg2_identity *want, const ms_mzg2_identity *found, const char *where,
+                                ms_error *err);
 
 /* JSON members, for the manifest and the state of a build. */
 void ms_mzg2_write_identity(ms_text *out, const ms_mzg2_identity *id, const ms_mzg2_parameters *p);
@@ -86,10 +87,12 @@ void ms_mzg2_layer_name(char out[MS_MZG2_NAME], uint32_t layer);
 void ms_mzg2_signs_name(char out[MS_MZG2_NAME], uint32_t layer);
 
 /* Members of a JSON object with their checks, named `where`: field in messages. */
-ms_status ms_mzg2_json_u64(uint64_t *out, const ms_json *v, const char *key, uint64_t most, const char *where, ms_error *err);
-ms_status ms_mzg2_json_sha(uint8_t out[MS_SHA256_BYTES], const ms_json *v, const char *key, const char *where, ms_error *err);
-/* Splits a text that ends with ,"KEY":"64 hex digits"} and checks that this is the SHA-256 of what is before it, closed by
- * a brace. */
+ms_status ms_mzg2_json_u64(uint64_t *out, const ms_json *v, const char *key, uint64_t most, const char *where,
+                           ms_error *err);
+ms_status ms_mzg2_json_sha(uint8_t out[MS_SHA256_BYTES], const ms_json *v, const char *key, const char *where,
+                           ms_error *err);
+/* Splits a text that ends with ,"KEY":"64 hex digits"} and checks that this is the SHA-256 of what is before it, closed
+ * by a brace. */
 ms_status ms_mzg2_check_sealed(uint8_t sha[MS_SHA256_BYTES], const char *text, size_t length, const char *key,
                                const char *where, ms_error *err);
 /* Appends that end to a text that lacks its closing brace. */

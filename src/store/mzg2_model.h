@@ -43,7 +43,6 @@ typedef struct mzg2_ranked {
 
 /* Classes of the byte columns of one matrix by their size against the scales, `classes` equal parts.  base[row] is
  * subtracted from the row's scale bytes; `order` has 16 * groups entries of scratch. */
-void mzg2_column_classes(uint8_t *out, const mzg2_matrix *m, const uint8_t *base, uint32_t classes,
-                         mzg2_ranked *order);
+void mzg2_column_classes(uint8_t *out, const mzg2_matrix *m, const uint8_t *base, uint32_t classes, mzg2_ranked *order);
 
 #endif

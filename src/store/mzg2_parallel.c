@@ -4,7 +4,8 @@
 
 enum { PIECE_BYTES = 128 << 10, NAN_SCALE = 255 }; /* faults are below that */
 
-size_t ms_mzg2_parallel_begin(ms_mzg2_parallel *p, void *slot, const ms_mzg2_block *block, const ms_mzg2_tables *tables) {
+size_t ms_mzg2_parallel_begin(ms_mzg2_parallel *p, void *slot, const ms_mzg2_block *block,
+                              const ms_mzg2_tables *tables) {
     p->codec = ms_mzg2_codec_find(NULL);
     p->slot = slot;
     p->block = block;
@@ -23,7 +24,8 @@ static void note(ms_mzg2_parallel *p, uint32_t tile, unsigned fault) {
 void ms_mzg2_parallel_task(void *arg, size_t task, unsigned worker) {
     ms_mzg2_parallel *p = arg;
     (void)worker;
-    uint32_t first = (uint32_t)task * p->step, left = p->block->tiles - first, count = left < p->step ? left : p->step, bad;
+    uint32_t first = (uint32_t)task * p->step, left = p->block->tiles - first, count = left < p->step ? left : p->step,
+             bad;
     ms_mzg2_fault f = ms_mzg2_decode_tiles(p->codec, p->slot, p->block, p->tables, first, count, &bad);
     if (f != MS_MZG2_GOOD) {
         note(p, bad, f);
@@ -45,6 +47,7 @@ ms_status ms_mzg2_parallel_end(ms_mzg2_parallel *p, ms_error *err) {
     uint64_t bad = atomic_load(&p->bad);
     if (bad == UINT64_MAX) return MS_OK;
     if ((bad & 0xff) == NAN_SCALE)
-        return ms_fail(err, MS_ERR_FORMAT, "tile %u: expected scale bytes 0..254, found 255 (NaN)", (unsigned)(bad >> 8));
+        return ms_fail(err, MS_ERR_FORMAT, "tile %u: expected scale bytes 0..254, found 255 (NaN)",
+                       (unsigned)(bad >> 8));
     return ms_mzg2_fault_fail((ms_mzg2_fault)(bad & 0xff), (uint32_t)(bad >> 8), err);
 }

@@ -75,8 +75,8 @@ static void count_order0(probing *p) {
 }
 
 /* Codes the sample with so many tables and column classes; leaves the last block in w.block. */
-static ms_status try_fit(probing *p, uint32_t tables, uint32_t classes, double *saving, ms_mzg2_layer *layer, uint32_t *stored,
-                         ms_error *err) {
+static ms_status try_fit(probing *p, uint32_t tables, uint32_t classes, double *saving, ms_mzg2_layer *layer,
+                         uint32_t *stored, ms_error *err) {
     ms_mzg2_fit_options o = {.tables = tables, .column_classes = classes};
     ms_mzg2_encoder *enc = NULL;
     size_t n = ms_expert_bytes(p->s->shape);
@@ -112,7 +112,8 @@ static void decode_piece(void *arg, size_t task, unsigned worker) {
     (void)worker;
     const decoding *d = arg;
     uint32_t bad, first = (uint32_t)task * DECODE_PIECE, left = d->block->tiles - first;
-    (void)ms_mzg2_decode_tiles(d->codec, d->slot, d->block, d->tables, first, left < DECODE_PIECE ? left : DECODE_PIECE, &bad);
+    (void)ms_mzg2_decode_tiles(d->codec, d->slot, d->block, d->tables, first, left < DECODE_PIECE ? left : DECODE_PIECE,
+                               &bad);
 }
 
 static ms_status decode_rate(double *out, const decoding *d, unsigned threads, unsigned *used, ms_error *err) {
@@ -134,7 +135,8 @@ static ms_status decode_rate(double *out, const decoding *d, unsigned threads, u
 static ms_status read_experts(const probing *p, ms_reader *r, double *rate, ms_error *err) {
     const ms_expert_table *t = p->s->experts;
     ms_read_request requests[READS];
-    size_t count = 0, shards = ms_checkpoint_shard_count(p->s->checkpoint), all = (size_t)t->layer_count * t->expert_count;
+    size_t count = 0, shards = ms_checkpoint_shard_count(p->s->checkpoint),
+           all = (size_t)t->layer_count * t->expert_count;
     unsigned *files = malloc((shards + 1) * sizeof *files);
     if (!files) return ms_fail_memory(err, "files", shards * sizeof *files);
     for (size_t i = 0; i < shards; i++) files[i] = UINT32_MAX;
@@ -143,7 +145,8 @@ static ms_status read_experts(const probing *p, ms_reader *r, double *rate, ms_e
         const ms_expert_extent *x = &t->extents[all * count / READS % all];
         if (files[x->shard] == UINT32_MAX)
             st = ms_reader_add_file(r, ms_checkpoint_shard_path(p->s->checkpoint, x->shard), &files[x->shard], err);
-        requests[count] = (ms_read_request){.file = files[x->shard], .offset = x->offset, .length = t->expert_bytes, .tag = count};
+        requests[count] =
+            (ms_read_request){.file = files[x->shard], .offset = x->offset, .length = t->expert_bytes, .tag = count};
     }
     free(files);
     MS_TRY(st);
@@ -194,7 +197,8 @@ static ms_status measure(probing *p, const ms_mzg2_layer *layer, uint32_t stored
     return o->no_read ? MS_OK : read_rate(p, o, &p->out->read_rate, err);
 }
 
-ms_status ms_mzg2_probe_run(ms_mzg2_probe *out, const ms_mzg2_source *s, const ms_mzg2_probe_options *o, ms_error *err) {
+ms_status ms_mzg2_probe_run(ms_mzg2_probe *out, const ms_mzg2_source *s, const ms_mzg2_probe_options *o,
+                            ms_error *err) {
     probing p = {.s = s, .out = out};
     *out = (ms_mzg2_probe){0};
     if (s->experts->layer_count == 0) return ms_fail(err, MS_ERR_USAGE, "the model has no routed experts");

@@ -4,7 +4,9 @@
 
 static size_t packed_bytes(ms_expert_shape s) { return (size_t)s.hidden * (s.inner / 32) * 16; }
 /* w1, w2, w3, as in the source */
-static size_t packed_offset(ms_expert_shape s, int part) { return (size_t)part * (packed_bytes(s) + packed_bytes(s) / 16); }
+static size_t packed_offset(ms_expert_shape s, int part) {
+    return (size_t)part * (packed_bytes(s) + packed_bytes(s) / 16);
+}
 
 size_t ms_mzg2_signs_max_bytes(ms_expert_shape s) { return (3 * 2 * packed_bytes(s) + 7) / 8; }
 

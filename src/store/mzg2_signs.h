@@ -1,9 +1,8 @@
 /* mzg2_signs.h: the signs of zeros, which canonical bytes have lost, and the cold file that keeps them.
  *
- * An expert's signs: one bit for every zero nibble of its packed parts, w1 then w2 then w3, row-major, low nibble first,
- * 1 for negative; packed from bit 0 up, from a byte border.  A file: E u64 offsets from the file's start, the experts'
- * bits, CRC-32 of all before it.
- * Threads: pure functions.
+ * An expert's signs: one bit for every zero nibble of its packed parts, w1 then w2 then w3, row-major, low nibble
+ * first, 1 for negative; packed from bit 0 up, from a byte border.  A file: E u64 offsets from the file's start, the
+ * experts' bits, CRC-32 of all before it. Threads: pure functions.
  */
 #ifndef MS_STORE_MZG2_SIGNS_H
 #define MS_STORE_MZG2_SIGNS_H

@@ -22,12 +22,15 @@ struct ms_mzg2_store {
 static ms_status check_front(const ms_mzg2_layer *f, const ms_mzg2_layer_record *r, const ms_mzg2_identity *id,
                              const char *path, ms_error *err) {
     if (f->layer != r->layer)
-        return ms_fail(err, MS_ERR_FORMAT, "%s: layer: expected %u, found %u", path, (unsigned)r->layer, (unsigned)f->layer);
+        return ms_fail(err, MS_ERR_FORMAT, "%s: layer: expected %u, found %u", path, (unsigned)r->layer,
+                       (unsigned)f->layer);
     if (f->experts != id->experts)
-        return ms_fail(err, MS_ERR_FORMAT, "%s: experts: expected %u, found %u", path, (unsigned)id->experts, (unsigned)f->experts);
+        return ms_fail(err, MS_ERR_FORMAT, "%s: experts: expected %u, found %u", path, (unsigned)id->experts,
+                       (unsigned)f->experts);
     if (f->shape.hidden != id->shape.hidden || f->shape.inner != id->shape.inner)
-        return ms_fail(err, MS_ERR_FORMAT, "%s: widths: expected %u and %u, found %u and %u", path, (unsigned)id->shape.hidden,
-                       (unsigned)id->shape.inner, (unsigned)f->shape.hidden, (unsigned)f->shape.inner);
+        return ms_fail(err, MS_ERR_FORMAT, "%s: widths: expected %u and %u, found %u and %u", path,
+                       (unsigned)id->shape.hidden, (unsigned)id->shape.inner, (unsigned)f->shape.hidden,
+                       (unsigned)f->shape.inner);
     if (memcmp(f->canonical_sha, r->canonical_sha, sizeof f->canonical_sha) != 0 ||
         memcmp(f->source_sha, r->source_sha, sizeof f->source_sha) != 0)
         return ms_fail(err, MS_ERR_FORMAT, "%s: header SHA-256: expected the manifest's, found another", path);
@@ -39,11 +42,13 @@ static ms_status open_front(stored_layer *l, const ms_mzg2_layer_record *r, cons
     int fd = open(l->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "layer %u: %s", (unsigned)r->layer, l->path);
     ms_status status = MS_OK;
-    if (fstat(fd, &st) != 0) status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: stat", l->path);
-    else if (!S_ISREG(st.st_mode)) status = ms_fail_not_regular(err, l->path, st.st_mode);
+    if (fstat(fd, &st) != 0)
+        status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: stat", l->path);
+    else if (!S_ISREG(st.st_mode))
+        status = ms_fail_not_regular(err, l->path, st.st_mode);
     else if ((uint64_t)st.st_size != r->bytes)
-        status = ms_fail(err, MS_ERR_FORMAT, "%s: length: expected %llu, found %llu", l->path, (unsigned long long)r->bytes,
-                         (unsigned long long)st.st_size);
+        status = ms_fail(err, MS_ERR_FORMAT, "%s: length: expected %llu, found %llu", l->path,
+                         (unsigned long long)r->bytes, (unsigned long long)st.st_size);
     if (status == MS_OK) status = ms_mzg2_layer_read(&l->front, fd, l->path, r->bytes, err);
     if (status == MS_OK) status = check_front(&l->front, r, id, l->path, err);
     (void)close(fd);
@@ -58,7 +63,8 @@ static ms_status check_identity(const ms_mzg2_manifest *m, const char *dir, cons
         MS_TRY(ms_mzg2_identify(&want, source, err));
     } else {
         if (memcmp(manifest_sha, m->sha, MS_SHA256_BYTES) != 0)
-            return ms_fail(err, MS_ERR_FORMAT, "%s/manifest.json: SHA-256: expected the one that the bundle names, found another", dir);
+            return ms_fail(err, MS_ERR_FORMAT,
+                           "%s/manifest.json: SHA-256: expected the one that the bundle names, found another", dir);
         want = m->identity;
         want.layers = source->experts->layer_count;
         want.experts = source->experts->expert_count;
@@ -68,8 +74,8 @@ static ms_status check_identity(const ms_mzg2_manifest *m, const char *dir, cons
     MS_TRY(ms_mzg2_same_identity(&want, &m->identity, dir, err));
     for (uint32_t l = 0; l < m->identity.layers; l++)
         if (m->layers[l].layer != source->experts->layers[l])
-            return ms_fail(err, MS_ERR_FORMAT, "%s: layers: expected layer %u, found %u", dir, (unsigned)source->experts->layers[l],
-                           (unsigned)m->layers[l].layer);
+            return ms_fail(err, MS_ERR_FORMAT, "%s: layers: expected layer %u, found %u", dir,
+                           (unsigned)source->experts->layers[l], (unsigned)m->layers[l].layer);
     return MS_OK;
 }
 
@@ -91,8 +97,8 @@ static ms_status open_layers(ms_mzg2_store *s, const ms_mzg2_manifest *m, const 
     return MS_OK;
 }
 
-ms_status ms_mzg2_store_open(ms_mzg2_store **out, const char *dir, const ms_mzg2_source *source, const uint8_t *manifest_sha,
-                             ms_error *err) {
+ms_status ms_mzg2_store_open(ms_mzg2_store **out, const char *dir, const ms_mzg2_source *source,
+                             const uint8_t *manifest_sha, ms_error *err) {
     ms_mzg2_manifest m;
     ms_mzg2_store *s = calloc(1, sizeof *s);
     if (!s) return ms_fail_memory(err, "a store", sizeof *s);
@@ -102,8 +108,10 @@ ms_status ms_mzg2_store_open(ms_mzg2_store **out, const char *dir, const ms_mzg2
         if (st == MS_OK) st = open_layers(s, &m, dir, err);
         ms_mzg2_manifest_free(&m);
     }
-    if (st == MS_OK) *out = s;
-    else ms_mzg2_store_close(s);
+    if (st == MS_OK)
+        *out = s;
+    else
+        ms_mzg2_store_close(s);
     return st;
 }
 
@@ -117,7 +125,9 @@ void ms_mzg2_store_close(ms_mzg2_store *s) {
     free(s);
 }
 
-const ms_mzg2_layer *ms_mzg2_store_layer(const ms_mzg2_store *s, uint32_t moe_layer) { return &s->layers[moe_layer].front; }
+const ms_mzg2_layer *ms_mzg2_store_layer(const ms_mzg2_store *s, uint32_t moe_layer) {
+    return &s->layers[moe_layer].front;
+}
 const char *ms_mzg2_store_path(const ms_mzg2_store *s, uint32_t moe_layer) { return s->layers[moe_layer].path; }
 uint64_t ms_mzg2_store_memory(const ms_mzg2_store *s) { return s->memory; }
 

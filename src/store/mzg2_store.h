@@ -1,7 +1,7 @@
 /* mzg2_store.h: a finished store, opened for reading experts.
  *
- * Opening reads the manifest and the front of every layer file and checks all of it, and that the store was made from the
- * checkpoint at hand; no block is read.
+ * Opening reads the manifest and the front of every layer file and checks all of it, and that the store was made from
+ * the checkpoint at hand; no block is read.
  *
  * Owns: fronts and paths.  Threads: immutable after open.
  * Errors: MS_ERR_FORMAT and MS_ERR_UNSUPPORTED naming file, field, expected, found; MS_ERR_IO for a missing file.
@@ -13,10 +13,10 @@
 
 typedef struct ms_mzg2_store ms_mzg2_store;
 
-/* manifest_sha: NULL, or the store's manifest must have this digest, and weights are not compared (a bundle, which has no
- * source to compare with). */
-ms_status ms_mzg2_store_open(ms_mzg2_store **out, const char *dir, const ms_mzg2_source *source, const uint8_t *manifest_sha,
-                             ms_error *err);
+/* manifest_sha: NULL, or the store's manifest must have this digest, and weights are not compared (a bundle, which has
+ * no source to compare with). */
+ms_status ms_mzg2_store_open(ms_mzg2_store **out, const char *dir, const ms_mzg2_source *source,
+                             const uint8_t *manifest_sha, ms_error *err);
 void ms_mzg2_store_close(ms_mzg2_store *s); /* NULL is fine */
 
 const ms_mzg2_layer *ms_mzg2_store_layer(const ms_mzg2_store *s, uint32_t moe_layer);

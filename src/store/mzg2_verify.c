@@ -53,7 +53,8 @@ static ms_status open_layer(layer_file *f, const char *dir, const ms_mzg2_layer_
     ms_mzg2_signs_name(name, r->layer);
     MS_TRY(mzg2_path(f->signs_path, dir, name, err));
     MS_TRY(open_file(f->signs_path, &f->signs_fd, &f->signs_bytes, err));
-    if (f->signs_bytes == r->signs_bytes && f->signs_bytes >= (uint64_t)f->layer.experts * OFFSET_BYTES + CRC_BYTES) return MS_OK;
+    if (f->signs_bytes == r->signs_bytes && f->signs_bytes >= (uint64_t)f->layer.experts * OFFSET_BYTES + CRC_BYTES)
+        return MS_OK;
     return ms_fail(err, MS_ERR_FORMAT, "%s: length: expected %llu, found %llu", f->signs_path,
                    (unsigned long long)r->signs_bytes, (unsigned long long)f->signs_bytes);
 }
@@ -81,15 +82,17 @@ static ms_status put_signs(mzg2_worker *w, const layer_file *f, uint32_t expert,
                                (uint64_t)expert * OFFSET_BYTES, err));
     uint64_t from = ms_le64(ends), to = final ? last : ms_le64(ends + OFFSET_BYTES);
     if (from < head || to < from || to > last || to - from > ms_mzg2_signs_max_bytes(f->layer.shape))
-        return ms_fail(err, MS_ERR_FORMAT, "%s: offsets of expert %u: expected a range inside the file, found %llu..%llu",
-                       f->signs_path, (unsigned)expert, (unsigned long long)from, (unsigned long long)to);
+        return ms_fail(err, MS_ERR_FORMAT,
+                       "%s: offsets of expert %u: expected a range inside the file, found %llu..%llu", f->signs_path,
+                       (unsigned)expert, (unsigned long long)from, (unsigned long long)to);
     MS_TRY(ms_file_pread_exact(f->signs_fd, f->signs_path, w->signs, (size_t)(to - from), from, err));
     if (ms_mzg2_signs_put(w->canonical, f->layer.shape, w->signs, (size_t)(to - from))) return MS_OK;
-    return ms_fail(err, MS_ERR_FORMAT, "%s: expert %u: expected a sign for every zero, found another number", f->signs_path,
-                   (unsigned)expert);
+    return ms_fail(err, MS_ERR_FORMAT, "%s: expert %u: expected a sign for every zero, found another number",
+                   f->signs_path, (unsigned)expert);
 }
 
-static ms_status same_sha(const uint8_t *want, const uint8_t *found, const char *path, const char *what, ms_error *err) {
+static ms_status same_sha(const uint8_t *want, const uint8_t *found, const char *path, const char *what,
+                          ms_error *err) {
     if (memcmp(want, found, MS_SHA256_BYTES) == 0) return MS_OK;
     char a[MS_SHA256_HEX], b[MS_SHA256_HEX];
     ms_sha256_hex(a, want);
@@ -108,7 +111,8 @@ typedef struct verification {
     mzg2_outcome outcome;
 } verification;
 
-static ms_status check_file(const verification *v, const char *name, uint64_t bytes, const uint8_t *sha, ms_error *err) {
+static ms_status check_file(const verification *v, const char *name, uint64_t bytes, const uint8_t *sha,
+                            ms_error *err) {
     char path[MZG2_PATH];
     uint8_t found[MS_SHA256_BYTES];
     uint64_t length = 0;
@@ -124,8 +128,8 @@ typedef struct sums {
     ms_sha256 *decoded, *signed_again, *source, *cleared;
 } sums;
 
-static ms_status check_expert(verification *v, mzg2_worker *w, const layer_file *f, uint32_t l, uint32_t e, const sums *s,
-                              ms_error *err) {
+static ms_status check_expert(verification *v, mzg2_worker *w, const layer_file *f, uint32_t l, uint32_t e,
+                              const sums *s, ms_error *err) {
     size_t n = ms_expert_bytes(f->layer.shape);
     if (decode_expert(w, f, e, err) != MS_OK)
         return ms_error_context(err, "%s: layer %u, expert %u", f->path, (unsigned)f->layer.layer, (unsigned)e);
@@ -137,8 +141,8 @@ static ms_status check_expert(verification *v, mzg2_worker *w, const layer_file 
         ms_mzg2_clear_zeros(w->image, f->layer.shape);
         ms_sha256_add(s->cleared, w->image, n);
         if (memcmp(w->image, w->canonical, n) != 0)
-            return ms_fail(err, MS_ERR_FORMAT, "%s: layer %u, expert %u: expected the source's bytes, found others", f->path,
-                           (unsigned)f->layer.layer, (unsigned)e);
+            return ms_fail(err, MS_ERR_FORMAT, "%s: layer %u, expert %u: expected the source's bytes, found others",
+                           f->path, (unsigned)f->layer.layer, (unsigned)e);
     }
     if (f->signs_fd >= 0) {
         MS_TRY(put_signs(w, f, e, err));
@@ -155,7 +159,8 @@ static ms_status finish_sums(sums *s, const verification *v, const layer_file *f
     ms_sha256_end(s->cleared, cleared);
     *s = (sums){0};
     MS_TRY(same_sha(f->layer.canonical_sha, decoded, f->path, "SHA-256 of the decoded bytes", err));
-    if (f->signs_fd >= 0) MS_TRY(same_sha(f->layer.source_sha, again, f->signs_path, "SHA-256 of the source bytes", err));
+    if (f->signs_fd >= 0)
+        MS_TRY(same_sha(f->layer.source_sha, again, f->signs_path, "SHA-256 of the source bytes", err));
     if (!v->source) return MS_OK;
     MS_TRY(same_sha(f->layer.source_sha, source, f->path, "SHA-256 of the source", err));
     return same_sha(f->layer.canonical_sha, cleared, f->path, "SHA-256 of the source without negative zeros", err);
@@ -171,7 +176,8 @@ static ms_status check_layer(verification *v, mzg2_worker *w, uint32_t l, layer_
     MS_TRY(open_layer(f, v->dir, r, err));
     if (f->layer.layer != r->layer || f->layer.experts != v->m.identity.experts ||
         f->layer.shape.hidden != v->m.identity.shape.hidden || f->layer.shape.inner != v->m.identity.shape.inner)
-        return ms_fail(err, MS_ERR_FORMAT, "%s: layer, experts or widths: expected the manifest's, found others", f->path);
+        return ms_fail(err, MS_ERR_FORMAT, "%s: layer, experts or widths: expected the manifest's, found others",
+                       f->path);
     MS_TRY(same_sha(r->canonical_sha, f->layer.canonical_sha, f->path, "header's SHA-256", err));
     MS_TRY(same_sha(r->source_sha, f->layer.source_sha, f->path, "header's source SHA-256", err));
     if (v->options->fast) {
@@ -239,14 +245,16 @@ static ms_status run(verification *v, ms_error *err) {
 static ms_status check_identity(verification *v, ms_error *err) {
     ms_mzg2_identity want;
     if (!ms_expert_shape_valid(v->m.identity.shape) || ms_expert_bytes(v->m.identity.shape) > 1u << 30)
-        return ms_fail(err, MS_ERR_FORMAT, "%s/manifest.json: model widths: expected multiples of 32 and experts of at most 2^30 bytes", v->dir);
+        return ms_fail(err, MS_ERR_FORMAT,
+                       "%s/manifest.json: model widths: expected multiples of 32 and experts of at most 2^30 bytes",
+                       v->dir);
     if (!v->source) return MS_OK;
     MS_TRY(ms_mzg2_identify(&want, v->source, err));
     return ms_mzg2_same_identity(&want, &v->m.identity, v->dir, err);
 }
 
-ms_status ms_mzg2_verify(const char *dir, const ms_mzg2_source *source, const ms_mzg2_job_options *o, ms_mzg2_report *report,
-                         ms_error *err) {
+ms_status ms_mzg2_verify(const char *dir, const ms_mzg2_source *source, const ms_mzg2_job_options *o,
+                         ms_mzg2_report *report, ms_error *err) {
     ms_error local = {0};
     if (!err) err = &local;
     verification v = {.dir = dir, .source = source, .options = o};
@@ -254,7 +262,8 @@ ms_status ms_mzg2_verify(const char *dir, const ms_mzg2_source *source, const ms
     ms_status st = check_identity(&v, err);
     if (st == MS_OK) st = run(&v, err);
     if (st == MS_OK) {
-        *report = (ms_mzg2_report){.layers = v.m.identity.layers, .experts = (uint64_t)v.m.identity.layers * v.m.identity.experts};
+        *report = (ms_mzg2_report){.layers = v.m.identity.layers,
+                                   .experts = (uint64_t)v.m.identity.layers * v.m.identity.experts};
         report->canonical_bytes = report->experts * ms_expert_bytes(v.m.identity.shape);
         for (uint32_t l = 0; l < v.m.identity.layers; l++) {
             report->payload_bytes += v.m.layers[l].payload_bytes;
@@ -268,7 +277,8 @@ ms_status ms_mzg2_verify(const char *dir, const ms_mzg2_source *source, const ms
 
 /* ------------------------------------------------------------------ restore */
 
-static ms_status restore_experts(mzg2_worker *w, const layer_file *f, bool canonical, ms_file_writer *out, ms_error *err) {
+static ms_status restore_experts(mzg2_worker *w, const layer_file *f, bool canonical, ms_file_writer *out,
+                                 ms_error *err) {
     size_t n = ms_expert_bytes(f->layer.shape);
     uint8_t found[MS_SHA256_BYTES];
     ms_sha256 *sha = NULL;
@@ -287,7 +297,8 @@ static ms_status restore_experts(mzg2_worker *w, const layer_file *f, bool canon
     }
     ms_sha256_end(sha, found);
     MS_TRY(st);
-    return same_sha(canonical ? f->layer.canonical_sha : f->layer.source_sha, found, f->path, "SHA-256 of the restored bytes", err);
+    return same_sha(canonical ? f->layer.canonical_sha : f->layer.source_sha, found, f->path,
+                    "SHA-256 of the restored bytes", err);
 }
 
 static ms_status restore(const ms_mzg2_manifest *m, const char *dir, uint32_t layer, const char *path, bool canonical,
@@ -299,15 +310,19 @@ static ms_status restore(const ms_mzg2_manifest *m, const char *dir, uint32_t la
         if (m->layers[l].layer == layer) r = &m->layers[l];
     if (!r) return ms_fail(err, MS_ERR_USAGE, "layer %u: the store has no such layer", (unsigned)layer);
     if (!canonical && r->signs_bytes == 0)
-        return ms_fail(err, MS_ERR_USAGE, "%s: layer %u: the store was built without the signs of zeros: only canonical bytes can "
-                       "be restored", dir, (unsigned)layer);
+        return ms_fail(err, MS_ERR_USAGE,
+                       "%s: layer %u: the store was built without the signs of zeros: only canonical bytes can "
+                       "be restored",
+                       dir, (unsigned)layer);
     MS_TRY(open_layer(f, dir, r, err));
     MS_TRY(mzg2_worker_init(&w, f->layer.shape, err));
     ms_status st = ms_file_writer_open(&out, path, false, err);
     if (st == MS_OK) {
         st = restore_experts(&w, f, canonical, out, err);
-        if (st == MS_OK) st = ms_file_writer_commit(out, err);
-        else ms_file_writer_abort(out);
+        if (st == MS_OK)
+            st = ms_file_writer_commit(out, err);
+        else
+            ms_file_writer_abort(out);
     }
     mzg2_worker_free(&w);
     return st;

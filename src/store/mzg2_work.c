@@ -85,9 +85,11 @@ uint64_t ms_mzg2_build_job_bytes(ms_expert_shape s) {
 static ms_status read_matrices(uint8_t *out, const ms_mzg2_source *s, const ms_expert_extent *x, ms_error *err) {
     static const uint8_t from[][3] = {[MS_ORDER_W1_W2_W3] = {0, 1, 2}, [MS_ORDER_W2_W1_W3] = {1, 0, 2}};
     size_t part = ms_expert_bytes(s->shape) / 3;
-    if (s->order == MS_ORDER_W1_W2_W3) return ms_checkpoint_read_shard(s->checkpoint, x->shard, x->offset, out, 3 * part, err);
+    if (s->order == MS_ORDER_W1_W2_W3)
+        return ms_checkpoint_read_shard(s->checkpoint, x->shard, x->offset, out, 3 * part, err);
     for (size_t i = 0; i < 3; i++)
-        MS_TRY(ms_checkpoint_read_shard(s->checkpoint, x->shard, x->offset + from[s->order][i] * part, out + i * part, part, err));
+        MS_TRY(ms_checkpoint_read_shard(s->checkpoint, x->shard, x->offset + from[s->order][i] * part, out + i * part,
+                                        part, err));
     return MS_OK;
 }
 
@@ -113,7 +115,8 @@ ms_status mzg2_path(char out[MZG2_PATH], const char *dir, const char *name, ms_e
 
 ms_status mzg2_output_open(mzg2_output *o, const char *path, ms_error *err) {
     *o = (mzg2_output){.fd = -1};
-    int n = snprintf(o->path, sizeof o->path, "%s", path), m = snprintf(o->temporary, sizeof o->temporary, "%s.tmp", path);
+    int n = snprintf(o->path, sizeof o->path, "%s", path),
+        m = snprintf(o->temporary, sizeof o->temporary, "%s.tmp", path);
     if (n < 0 || m < 0 || n >= MZG2_PATH || m >= MZG2_PATH)
         return ms_fail(err, MS_ERR_USAGE, "%s: the path is too long", path);
     if (unlink(o->temporary) != 0 && errno != ENOENT)
@@ -152,10 +155,12 @@ ms_status mzg2_output_finish(mzg2_output *o, bool replace, uint8_t sha[MS_SHA256
                        (unsigned long long)bytes);
     (void)posix_fadvise(o->fd, 0, 0, POSIX_FADV_DONTNEED); /* written once, not needed again soon */
     if (!replace && renameat2(AT_FDCWD, o->temporary, AT_FDCWD, o->path, RENAME_NOREPLACE) != 0) {
-        if (errno == EEXIST) return ms_fail(err, MS_ERR_USAGE, "%s: expected a new file, found an existing one", o->path);
+        if (errno == EEXIST)
+            return ms_fail(err, MS_ERR_USAGE, "%s: expected a new file, found an existing one", o->path);
         return ms_fail_errno(err, MS_ERR_IO, errno, "%s: rename", o->path);
     }
-    if (replace && rename(o->temporary, o->path) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: rename", o->path);
+    if (replace && rename(o->temporary, o->path) != 0)
+        return ms_fail_errno(err, MS_ERR_IO, errno, "%s: rename", o->path);
     o->temporary[0] = 0;
     return MS_OK;
 }

@@ -1,4 +1,5 @@
-/* mzg2_work.h: what the jobs of a build or a verification share: buffers of one job, one common outcome, output files. */
+/* mzg2_work.h: what the jobs of a build or a verification share: buffers of one job, one common outcome, output files.
+ */
 #ifndef MS_STORE_MZG2_WORK_H
 #define MS_STORE_MZG2_WORK_H
 
@@ -30,7 +31,7 @@ void mzg2_outcome_progress(mzg2_outcome *o, uint64_t bytes);
 
 typedef struct mzg2_worker {
     uint8_t *source, *canonical, *block, *slot, *image, *signs;
-    ms_mzg2_fit *fit;         /* build only; made for each layer */
+    ms_mzg2_fit *fit; /* build only; made for each layer */
     ms_mzg2_tables *tables;
 } mzg2_worker;
 

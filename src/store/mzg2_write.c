@@ -1,5 +1,5 @@
-/* mzg2_write.c: one layer file: a pass over a sample of its experts to fit the tables, a pass to code all.  Each block is
- * decoded again and compared before the next is read. */
+/* mzg2_write.c: one layer file: a pass over a sample of its experts to fit the tables, a pass to code all.  Each block
+ * is decoded again and compared before the next is read. */
 #include <lzma.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,8 +128,8 @@ static ms_status finish_blocks(writing *t, ms_mzg2_layer_record *record, bool re
     return mzg2_output_finish(&t->blocks, replace, record->sha, err);
 }
 
-static ms_status write_all(writing *t, const char *path, const char *signs_path, bool replace, ms_mzg2_layer_record *record,
-                           ms_error *err) {
+static ms_status write_all(writing *t, const char *path, const char *signs_path, bool replace,
+                           ms_mzg2_layer_record *record, ms_error *err) {
     ms_mzg2_layer *l = &t->layer;
     l->index = calloc(l->experts, sizeof *l->index);
     t->offsets = calloc(l->experts, OFFSET_BYTES);
@@ -158,7 +158,8 @@ ms_status mzg2_write_layer(mzg2_worker *w, const ms_mzg2_source *s, uint32_t moe
                            const char *path, const char *signs_path, bool replace, mzg2_outcome *outcome,
                            ms_mzg2_layer_record *record, ms_error *err) {
     writing t = {.w = w, .s = s, .p = p, .moe_layer = moe_layer, .outcome = outcome, .blocks.fd = -1, .signs.fd = -1};
-    t.layer = (ms_mzg2_layer){.layer = s->experts->layers[moe_layer], .experts = s->experts->expert_count, .shape = s->shape};
+    t.layer =
+        (ms_mzg2_layer){.layer = s->experts->layers[moe_layer], .experts = s->experts->expert_count, .shape = s->shape};
     *record = (ms_mzg2_layer_record){0};
     ms_status st = write_all(&t, path, signs_path, replace, record, err);
     mzg2_output_drop(&t.blocks);

@@ -86,8 +86,10 @@ ms_status ms_sha256_file(uint8_t out[MS_SHA256_BYTES], const char *path, uint64_
     ms_sha256 *s = NULL;
     ms_status status = ms_sha256_begin(&s, err);
     if (status == MS_OK) status = add_file(s, fd, path, bytes, err);
-    if (status == MS_OK) ms_sha256_end(s, out);
-    else ms_sha256_drop(s);
+    if (status == MS_OK)
+        ms_sha256_end(s, out);
+    else
+        ms_sha256_drop(s);
     (void)close(fd);
     return status;
 }

@@ -1,6 +1,7 @@
 /* sha256.h: SHA-256 of what files hold.
  *
- * Owns: a ms_sha256 its context.  Threads: one a object.  Errors: none after ms_sha256_begin, which may run out of memory.
+ * Owns: a ms_sha256 its context.  Threads: one a object.  Errors: none after ms_sha256_begin, which may run out of
+ * memory.
  */
 #ifndef MS_STORE_SHA256_H
 #define MS_STORE_SHA256_H

@@ -31,7 +31,8 @@ static int shell(const char *line, ms_text *out) {
 static void expect(int code, const char *word, const char *line) {
     ms_text out;
     int got = shell(line, &out);
-    if (got != code || !strstr(out.data ? out.data : "", word)) fail_msg("%s: exit %d, \"%s\" not in: %s", line, got, word, out.data);
+    if (got != code || !strstr(out.data ? out.data : "", word))
+        fail_msg("%s: exit %d, \"%s\" not in: %s", line, got, word, out.data);
     ms_text_free(&out);
 }
 
@@ -42,8 +43,8 @@ static int begin(void **state) {
     strcpy(dir, "/tmp/ms-cli-store-XXXXXX");
     if (!mkdtemp(dir)) return -1;
     (void)snprintf(program, sizeof program, "%s/moonshine", bin && *bin ? bin : "build");
-    return setenv("M", program, 1) || setenv("MOONSHINE", program, 1) || setenv("D", dir, 1) || setenv("N", "models/k3-nano", 1) ||
-           unsetenv("MOONSHINE_MZG2_STORE") || unsetenv("MOONSHINE_EXPERT_STORE");
+    return setenv("M", program, 1) || setenv("MOONSHINE", program, 1) || setenv("D", dir, 1) ||
+           setenv("N", "models/k3-nano", 1) || unsetenv("MOONSHINE_MZG2_STORE") || unsetenv("MOONSHINE_EXPERT_STORE");
 }
 
 static int end(void **state) {
@@ -80,7 +81,8 @@ static void selection(void **state) {
     expect(0, "\"expert_store\":\"mzg2\"", "MOONSHINE_MZG2_STORE=$D/s $M logits $N --ids 1 --json");
     expect(0, "\"expert_store\":\"raw\"", "MOONSHINE_MZG2_STORE=$D/s $M logits $N --ids 1 --json --store raw");
     expect(0, "\"expert_store\":\"raw\"", "MOONSHINE_MZG2_STORE=off $M logits $N --ids 1 --json");
-    expect(0, "\"expert_store\":\"mzg2\"", "MOONSHINE_MZG2_STORE=$D/s $M logits $N --ids 1 --json --store auto --read-limit 0.02 2>/dev/null");
+    expect(0, "\"expert_store\":\"mzg2\"",
+           "MOONSHINE_MZG2_STORE=$D/s $M logits $N --ids 1 --json --store auto --read-limit 0.02 2>/dev/null");
     expect(2, "absolute path", "MOONSHINE_MZG2_STORE=some/where $M logits $N --ids 1");
     expect(2, "MOONSHINE_EXPERT_STORE", "MOONSHINE_EXPERT_STORE=/x $M logits $N --ids 1");
     expect(1, "expected a finished store", "$M logits $N --ids 1 --store $D/empty");
@@ -114,11 +116,13 @@ static void tools(void **state) {
 /* A signal ends a build with its code; the same command goes on. */
 static void interrupted(void **state) {
     (void)state;
-    expect(0, "done", "$M synth $D/m --gaussian --layers 5 --experts 64 --latent 512 --inner 512 >/dev/null && "
-                      "{ $M store build $D/m $D/v --jobs 1 & p=$!; i=0; until [ -s $D/v.partial/layer-001.mzg2.tmp ] || [ $i -gt 500 ]; do "
-                      "sleep 0.01; i=$((i+1)); done; kill -TERM $p; wait $p; code=$?; }; "
-                      "[ $code = 143 ] && [ ! -e $D/v ] && [ -d $D/v.partial ] && $M store build $D/m $D/v --jobs 2 && "
-                      "$M store verify $D/v $D/m && echo done");
+    expect(0, "done",
+           "$M synth $D/m --gaussian --layers 5 --experts 64 --latent 512 --inner 512 >/dev/null && "
+           "{ $M store build $D/m $D/v --jobs 1 & p=$!; i=0; until [ -s $D/v.partial/layer-001.mzg2.tmp ] || [ $i -gt "
+           "500 ]; do "
+           "sleep 0.01; i=$((i+1)); done; kill -TERM $p; wait $p; code=$?; }; "
+           "[ $code = 143 ] && [ ! -e $D/v ] && [ -d $D/v.partial ] && $M store build $D/m $D/v --jobs 2 && "
+           "$M store verify $D/v $D/m && echo done");
 }
 
 int main(void) {

@@ -1,5 +1,5 @@
-/* mzg2_cases.c: every layer file of the folder is decoded by every decoder this CPU has and compared with what golden.json
- * says of the source with the same SHA-256; the same source is then coded anew. */
+/* mzg2_cases.c: every layer file of the folder is decoded by every decoder this CPU has and compared with what
+ * golden.json says of the source with the same SHA-256; the same source is then coded anew. */
 #include "mzg2_cases.h"
 
 #include <dirent.h>
@@ -159,7 +159,8 @@ static uint64_t code_again(sample *p, ms_error *err) {
     uint64_t sum = 0;
     bool ok = block && back && ms_mzg2_fit_create(&fit, s, NULL, err) == MS_OK;
     for (uint32_t e = 0; ok && e < own.experts; e++) ms_mzg2_fit_add(fit, p->source + e * p->expert_bytes);
-    ok = ok && ms_mzg2_fit_sets(fit, own.set, err) == MS_OK && ms_mzg2_encoder_create(&enc, s, own.set, 0, err) == MS_OK;
+    ok =
+        ok && ms_mzg2_fit_sets(fit, own.set, err) == MS_OK && ms_mzg2_encoder_create(&enc, s, own.set, 0, err) == MS_OK;
     if (ok) ms_mzg2_tables_expand(p->tables, &own);
     for (uint32_t e = 0; ok && e < own.experts; e++) {
         uint32_t payload, stored;
@@ -187,7 +188,8 @@ static void check_encoder(sample *p) {
     /* a limit only where the set states a saving: tiny and random experts do not compress */
     if (!sum || !ms_json_get(p->entry, "payload_saving_percent")) return;
     (void)ms_json_u64(ms_json_get(p->entry, "payload_bytes"), &want);
-    (void)snprintf(detail, sizeof detail, "%llu bytes, recorded are %llu", (unsigned long long)sum, (unsigned long long)want);
+    (void)snprintf(detail, sizeof detail, "%llu bytes, recorded are %llu", (unsigned long long)sum,
+                   (unsigned long long)want);
     say(p->in, p->file, "own payload within 0.5 %", (double)sum <= 1.005 * (double)want, detail);
 }
 

@@ -1,4 +1,5 @@
-/* mzg2_cases.h: runs a set of expert store samples: layer files beside the source bytes, slot images and signs they stand for. */
+/* mzg2_cases.h: runs a set of expert store samples: layer files beside the source bytes, slot images and signs they
+ * stand for. */
 #ifndef TESTS_GOLDEN_MZG2_CASES_H
 #define TESTS_GOLDEN_MZG2_CASES_H
 

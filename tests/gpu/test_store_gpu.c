@@ -24,7 +24,11 @@ static void same_bits(void **state) {
         const setup base = {.label = "cpu", .experts = ALL, .threads = 1};
         outcome want = run(gpu_models[m], &base);
         for (uint32_t slots = 0; slots < 3; slots += 2) {
-            const setup u = {.label = "store", .experts = slots, .threads = 1, .range = slots ? 16 : 1, .store = store,
+            const setup u = {.label = "store",
+                             .experts = slots,
+                             .threads = 1,
+                             .range = slots ? 16 : 1,
+                             .store = store,
                              .backend = gpu_test_name()};
             outcome got = run(gpu_models[m], &u);
             same(gpu_models[m], u.label, &want, &got);

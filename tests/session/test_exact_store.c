@@ -1,5 +1,5 @@
-/* Raw experts, a compressed store and a bundle give the same bits, cold and warm, whatever else is chosen; a store of other
- * weights, a damaged one and an unfinished one are refused. */
+/* Raw experts, a compressed store and a bundle give the same bits, cold and warm, whatever else is chosen; a store of
+ * other weights, a damaged one and an unfinished one are refused. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -39,7 +39,8 @@ static void make_both(const char *model, const char *dir, char store[PATH_BYTES]
     path_in(bundle, dir, "bundle");
     open_source(&m, &s, model);
     must_build(store, &s, &(ms_mzg2_job_options){.jobs = 2}, NULL);
-    if (ms_bundle_build(bundle, &s, store, &(ms_mzg2_job_options){.jobs = 1}, &r, &err) != MS_OK) fail_msg("%s", err.message);
+    if (ms_bundle_build(bundle, &s, store, &(ms_mzg2_job_options){.jobs = 1}, &r, &err) != MS_OK)
+        fail_msg("%s", err.message);
     ms_model_close(&m);
 }
 
@@ -161,7 +162,8 @@ static void damaged_blocks_stop_a_pass(void **state) {
     ms_mzg2_layer layer;
     ok(ms_mzg2_layer_parse(&layer, (const uint8_t *)good, n, n, &err), &err);
     for (uint32_t x = 0; x < 4; x++) damage(store, "layer-002.mzg2", n - (size_t)layer.index[x].offset - 600);
-    assert_error(ms_session_forward(s, ids, 12, NULL, &err), &err, MS_ERR_FORMAT, "layer 2, expert", "layer-002.mzg2", "tile");
+    assert_error(ms_session_forward(s, ids, 12, NULL, &err), &err, MS_ERR_FORMAT, "layer 2, expert", "layer-002.mzg2",
+                 "tile");
     assert_int_equal(ms_session_position(s), 0);
     put_bytes(store, "layer-002.mzg2", good, n);
     ok(ms_session_forward(s, ids, 12, NULL, &err), &err);
@@ -198,8 +200,13 @@ static void bundles_are_checked(void **state) {
     remove_dir(a); /* nothing of the original is needed */
     remove_dir(store);
     assert_int_equal(try_open(bundle, NULL, NULL, &err), MS_OK);
-    static const char *const files[] = {"LICENSE", "config.json", "model-static.safetensors", "model.safetensors.index.json",
-                                        "mzg2/layer-001.mzg2", "mzg2/manifest.json", "bundle.json"};
+    static const char *const files[] = {"LICENSE",
+                                        "config.json",
+                                        "model-static.safetensors",
+                                        "model.safetensors.index.json",
+                                        "mzg2/layer-001.mzg2",
+                                        "mzg2/manifest.json",
+                                        "bundle.json"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         const char *base = strrchr(files[i], '/') ? strrchr(files[i], '/') + 1 : files[i];
         damage(other, files[i], 5);
@@ -215,7 +222,8 @@ static void bundles_are_checked(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stores_are_told_apart), cmocka_unit_test(damaged_blocks_stop_a_pass),
-        cmocka_unit_test(bundles_are_checked), cmocka_unit_test(fast_q8), cmocka_unit_test(reference_bf16),
+        cmocka_unit_test(bundles_are_checked),   cmocka_unit_test(fast_q8),
+        cmocka_unit_test(reference_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,8 +43,8 @@ static inline k3_config store_config(uint32_t layers, uint32_t experts) {
 }
 
 /* DIR/NAME: a checkpoint with Gaussian experts. */
-static inline void make_model(char path[PATH_BYTES], const char *dir, const char *name, uint32_t layers, uint32_t experts,
-                              uint64_t seed) {
+static inline void make_model(char path[PATH_BYTES], const char *dir, const char *name, uint32_t layers,
+                              uint32_t experts, uint64_t seed) {
     k3_config c = store_config(layers, experts);
     k3_synth_options o = {.seed = seed, .gaussian = true, .threads = 1};
     ms_error err = {0};
@@ -58,7 +58,8 @@ static inline void open_source(ms_model *m, ms_mzg2_source *s, const char *dir) 
     *s = ms_mzg2_source_of(m->checkpoint, &m->experts, m->info.expert_shape, m->lane->name);
 }
 
-static inline void must_build(const char *dir, const ms_mzg2_source *s, const ms_mzg2_job_options *o, ms_mzg2_report *r) {
+static inline void must_build(const char *dir, const ms_mzg2_source *s, const ms_mzg2_job_options *o,
+                              ms_mzg2_report *r) {
     ms_error err = {0};
     ms_mzg2_report local;
     if (ms_mzg2_build(dir, s, o, r ? r : &local, &err) != MS_OK) fail_msg("%s", err.message);
@@ -71,8 +72,8 @@ static inline void assert_same_stores(const char *a, const char *b) {
     assert_int_equal(system(command), 0);
 }
 
-/* Kills `kills` builds, each at a random moment of what an undisturbed one takes; every store that comes out in the end is
- * the undisturbed one. */
+/* Kills `kills` builds, each at a random moment of what an undisturbed one takes; every store that comes out in the end
+ * is the undisturbed one. */
 static inline void kill_many(unsigned kills, unsigned jobs, uint64_t seed) {
     char dir[PATH_BYTES], model[PATH_BYTES], calm[PATH_BYTES], store[PATH_BYTES];
     make_dir(dir);
@@ -98,7 +99,8 @@ static inline void kill_many(unsigned kills, unsigned jobs, uint64_t seed) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
         /* short waits while kills are wanted, so that many fall before the end; then it may finish */
         uint64_t wait = (seed >> 16) % (killed < kills ? took : 4 * took + 1000000000u);
-        nanosleep(&(struct timespec){.tv_sec = (time_t)(wait / 1000000000u), .tv_nsec = (long)(wait % 1000000000u)}, NULL);
+        nanosleep(&(struct timespec){.tv_sec = (time_t)(wait / 1000000000u), .tv_nsec = (long)(wait % 1000000000u)},
+                  NULL);
         (void)kill(child, SIGKILL);
         int status = 0;
         assert_int_equal(waitpid(child, &status, 0), child);

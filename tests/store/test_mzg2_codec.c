@@ -130,16 +130,18 @@ static void damaged_fronts_are_refused(void **state) {
     }
     ms_mzg2_layer l;
     ms_error err = {0};
-    assert_error(ms_mzg2_layer_parse(&l, front, (size_t)s.layer.first_block - 1, s.length, &err), &err, MS_ERR_FORMAT, "front");
-    assert_error(ms_mzg2_layer_parse(&l, front, (size_t)s.layer.first_block, s.length - 4096, &err), &err, MS_ERR_FORMAT,
-                 "file length");
+    assert_error(ms_mzg2_layer_parse(&l, front, (size_t)s.layer.first_block - 1, s.length, &err), &err, MS_ERR_FORMAT,
+                 "front");
+    assert_error(ms_mzg2_layer_parse(&l, front, (size_t)s.layer.first_block, s.length - 4096, &err), &err,
+                 MS_ERR_FORMAT, "file length");
     free(front);
     close_store(&s);
 }
 
 static uint32_t tile_of(const ms_mzg2_block *b, size_t at) {
     for (uint32_t t = 0; t < b->tiles; t++) {
-        size_t begin = ms_le32(b->data + 16 + 12 * (size_t)t), length = ms_le32(b->data + 20 + 12 * (size_t)t) & 0x7fffffffu;
+        size_t begin = ms_le32(b->data + 16 + 12 * (size_t)t),
+               length = ms_le32(b->data + 20 + 12 * (size_t)t) & 0x7fffffffu;
         if (at >= begin && at < begin + length) return t;
     }
     return UINT32_MAX;
@@ -195,7 +197,8 @@ static void turned_bits_are_caught(void **state) {
                     for (int d = 0; d < DECODERS; d++) {
                         const ms_mzg2_codec *c = ms_mzg2_codec_find(decoders[d]);
                         if (c && !caught(c, &damaged, &s, tile, slot, want))
-                            fail_msg("%s, expert %u, bit %zu, %s: decoded to other bytes", names[i], e, bit, decoders[d]);
+                            fail_msg("%s, expert %u, bit %zu, %s: decoded to other bytes", names[i], e, bit,
+                                     decoders[d]);
                     }
                 } else {
                     refused++;
@@ -245,7 +248,8 @@ static void truncations_are_caught(void **state) {
                     uint32_t bad = UINT32_MAX;
                     const ms_mzg2_codec *c = ms_mzg2_codec_find(decoders[d]);
                     if (!c) continue;
-                    assert_int_equal(ms_mzg2_decode_tiles(c, slot, &cut_block, s.tables, 0, b.tiles, &bad), MS_MZG2_BAD_WORDS);
+                    assert_int_equal(ms_mzg2_decode_tiles(c, slot, &cut_block, s.tables, 0, b.tiles, &bad),
+                                     MS_MZG2_BAD_WORDS);
                     assert_int_equal(bad, t);
                 }
             }
@@ -304,11 +308,21 @@ static void make_expert(uint8_t *out, ms_expert_shape s, int kind, uint64_t seed
         uint64_t r = next_random(&seed);
         bool scale = i % part >= packed;
         switch (kind) {
-        case 0: out[i] = 0; break;
-        case 1: out[i] = scale ? 120 : 0x35; break;
-        case 2: out[i] = (uint8_t)r; break;
-        case 3: out[i] = scale ? (uint8_t)(118 + __builtin_ctzll(r | 1u << 5)) : (uint8_t)(r & r >> 8 & 0x77); break;
-        default: out[i] = scale ? (uint8_t)(i % 254) : (uint8_t)(r & r >> 9 & 0xff); break;
+        case 0:
+            out[i] = 0;
+            break;
+        case 1:
+            out[i] = scale ? 120 : 0x35;
+            break;
+        case 2:
+            out[i] = (uint8_t)r;
+            break;
+        case 3:
+            out[i] = scale ? (uint8_t)(118 + __builtin_ctzll(r | 1u << 5)) : (uint8_t)(r & r >> 8 & 0x77);
+            break;
+        default:
+            out[i] = scale ? (uint8_t)(i % 254) : (uint8_t)(r & r >> 9 & 0xff);
+            break;
         }
     }
 }
@@ -337,7 +351,8 @@ static void check_coding(ms_expert_shape s, const uint8_t *experts, uint32_t cou
         size_t sign_bytes = ms_mzg2_signs_take(signs, source, s);
         ms_mzg2_clear_zeros(source, s);
         ms_mzg2_encode(enc, block, source, e, &payload, &stored);
-        assert_true(stored % 4096 == 0 && stored >= payload + MS_MZG2_TAIL_BYTES && stored <= ms_mzg2_block_max_bytes(s));
+        assert_true(stored % 4096 == 0 && stored >= payload + MS_MZG2_TAIL_BYTES &&
+                    stored <= ms_mzg2_block_max_bytes(s));
         uint8_t *exact = malloc(stored);
         memcpy(exact, block, stored);
         ms_mzg2_block b;
@@ -377,7 +392,7 @@ static void odd_experts_survive(void **state) {
         size_t bytes = ms_expert_bytes(shapes[i]);
         uint8_t *experts = malloc(5 * bytes);
         for (int k = 0; k < 5; k++) make_expert(experts + (size_t)k * bytes, shapes[i], k, 11 + i);
-        check_coding(shapes[i], experts, 5, NULL);                                       /* tables for all kinds */
+        check_coding(shapes[i], experts, 5, NULL); /* tables for all kinds */
         for (int k = 0; k < 5; k++) check_coding(shapes[i], experts + (size_t)k * bytes, 1, NULL); /* and for each */
         free(experts);
     }
@@ -389,7 +404,8 @@ static void foreign_tables_still_code(void **state) {
     ms_expert_shape s = {.hidden = 64, .inner = 64};
     size_t bytes = ms_expert_bytes(s);
     ms_error err = {0};
-    uint8_t *expert = malloc(bytes), *slot = malloc(bytes), *back = malloc(bytes), *block = malloc(ms_mzg2_block_max_bytes(s));
+    uint8_t *expert = malloc(bytes), *slot = malloc(bytes), *back = malloc(bytes),
+            *block = malloc(ms_mzg2_block_max_bytes(s));
     ms_mzg2_tables *t = calloc(1, sizeof *t);
     for (int from = 0; from < 5; from++) {
         ms_mzg2_fit *fit;
@@ -451,11 +467,16 @@ static void signs_are_as_recorded(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(recorded_stores_decode), cmocka_unit_test(front_is_written_as_read),
-        cmocka_unit_test(damaged_fronts_are_refused), cmocka_unit_test(turned_bits_are_caught),
-        cmocka_unit_test(truncations_are_caught), cmocka_unit_test(noise_is_refused),
-        cmocka_unit_test(odd_experts_survive), cmocka_unit_test(foreign_tables_still_code),
-        cmocka_unit_test(sample_is_small), cmocka_unit_test(signs_are_as_recorded),
+        cmocka_unit_test(recorded_stores_decode),
+        cmocka_unit_test(front_is_written_as_read),
+        cmocka_unit_test(damaged_fronts_are_refused),
+        cmocka_unit_test(turned_bits_are_caught),
+        cmocka_unit_test(truncations_are_caught),
+        cmocka_unit_test(noise_is_refused),
+        cmocka_unit_test(odd_experts_survive),
+        cmocka_unit_test(foreign_tables_still_code),
+        cmocka_unit_test(sample_is_small),
+        cmocka_unit_test(signs_are_as_recorded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -232,8 +232,8 @@ static void unfinished_builds_go_on(void **state) {
     assert_true(exists(partial, "layer-002.mzg2") && !exists(partial, "layer-003.mzg2"));
     assert_false(exists(partial, "layer-003.mzg2.tmp"));
     /* other parameters */
-    assert_error(ms_mzg2_build(p.store, &p.s, &(ms_mzg2_job_options){.jobs = 1, .tables = 4}, &r, &err), &err, MS_ERR_USAGE,
-                 "parameters", "state.jsonl");
+    assert_error(ms_mzg2_build(p.store, &p.s, &(ms_mzg2_job_options){.jobs = 1, .tables = 4}, &r, &err), &err,
+                 MS_ERR_USAGE, "parameters", "state.jsonl");
     /* a torn state line, a stale temporary file, and a finished layer that lost its file's end */
     char *text;
     size_t n;
@@ -257,7 +257,8 @@ static void unfinished_builds_go_on(void **state) {
     must_build(p.store, &p.s, &(ms_mzg2_job_options){.jobs = 1}, &r);
     assert_int_equal(r.kept_layers, 5);
     assert_int_equal(verify(&p, false, true, &err), MS_OK);
-    assert_error(ms_mzg2_build(p.store, &p.s, &(ms_mzg2_job_options){.jobs = 1}, &r, &err), &err, MS_ERR_USAGE, "existing");
+    assert_error(ms_mzg2_build(p.store, &p.s, &(ms_mzg2_job_options){.jobs = 1}, &r, &err), &err, MS_ERR_USAGE,
+                 "existing");
     finish(&p);
 }
 
@@ -358,11 +359,16 @@ static void killed_builds_go_on(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(jobs_do_not_matter), cmocka_unit_test(source_bytes_come_back),
-        cmocka_unit_test(damage_is_found), cmocka_unit_test(damage_behind_good_digests_is_named),
-        cmocka_unit_test(other_weights_are_refused), cmocka_unit_test(unfinished_builds_go_on),
-        cmocka_unit_test(recheck_finds_changed_layers), cmocka_unit_test(failed_writes_leave_a_resumable_build),
-        cmocka_unit_test(bad_sources_are_refused), cmocka_unit_test(single_layers_and_probe),
+        cmocka_unit_test(jobs_do_not_matter),
+        cmocka_unit_test(source_bytes_come_back),
+        cmocka_unit_test(damage_is_found),
+        cmocka_unit_test(damage_behind_good_digests_is_named),
+        cmocka_unit_test(other_weights_are_refused),
+        cmocka_unit_test(unfinished_builds_go_on),
+        cmocka_unit_test(recheck_finds_changed_layers),
+        cmocka_unit_test(failed_writes_leave_a_resumable_build),
+        cmocka_unit_test(bad_sources_are_refused),
+        cmocka_unit_test(single_layers_and_probe),
         cmocka_unit_test(killed_builds_go_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

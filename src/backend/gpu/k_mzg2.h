@@ -117,6 +117,7 @@ GPU_KERNEL GPU_BOUNDS(MZG2_THREADS, 16) k_mzg2_decode(mzg2_batch b) {
 
 static inline gpuError_t k_mzg2_launch(gpuStream_t stream, const mzg2_batch &b, uint32_t experts) {
     uint32_t tiles = 2 * (b.inner / K_TILE) + b.hidden / K_TILE;
-    GPU_LAUNCH(k_mzg2_decode, gpuDim3(k_ceil_div(tiles, MZG2_THREADS / GPU_WAVE), experts), gpuDim3(MZG2_THREADS), stream, b);
+    GPU_LAUNCH(k_mzg2_decode, gpuDim3(k_ceil_div(tiles, MZG2_THREADS / GPU_WAVE), experts), gpuDim3(MZG2_THREADS),
+               stream, b);
     return gpuGetLastError();
 }

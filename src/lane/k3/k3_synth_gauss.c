@@ -1,9 +1,8 @@
-/* k3_synth_gauss.c: experts as a trained model's look to a quantiser: Gaussian weights whose size varies from row to row
- * and from column to column, rounded to E2M1 under the smallest scale that holds the group's largest.
+/* k3_synth_gauss.c: experts as a trained model's look to a quantiser: Gaussian weights whose size varies from row to
+ * row and from column to column, rounded to E2M1 under the smallest scale that holds the group's largest.
  *
- * A code and its scale byte lie in different tensors, so each is made from the group's 32 weights, which are a function of
- * the matrix' key, row and place.
- * Threads: pure functions over a finished table.
+ * A code and its scale byte lie in different tensors, so each is made from the group's 32 weights, which are a function
+ * of the matrix' key, row and place. Threads: pure functions over a finished table.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -17,8 +16,8 @@ enum { GROUP = 32, LEVELS = K3_NORMAL_LEVELS };
 static const float row_spread = 0.15f, column_spread = 0.23f, unit = 0.0392f;
 static const uint64_t row_stream = UINT64_C(0x726f77), column_stream = UINT64_C(0x636f6c);
 
-/* Quantiles of the normal distribution at the middles of equal parts, by Newton's method; behind them the column factors
- * that they stand for. */
+/* Quantiles of the normal distribution at the middles of equal parts, by Newton's method; behind them the column
+ * factors that they stand for. */
 float *k3_synth_normal_table(void) {
     float *t = malloc(2 * LEVELS * sizeof *t);
     if (!t) return NULL;
@@ -63,7 +62,8 @@ static uint8_t code(float w, float inverse) {
     return (uint8_t)(c | (unsigned)(signbit(w) != 0) << 3);
 }
 
-void k3_synth_gauss_codes(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words, uint64_t groups) {
+void k3_synth_gauss_codes(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words,
+                          uint64_t groups) {
     float w[GROUP];
     float inverse = 0;
     for (size_t i = 0; i < words; i++, word++, out += 8) {
@@ -74,7 +74,8 @@ void k3_synth_gauss_codes(uint8_t *out, const float *table, uint64_t key, uint64
     }
 }
 
-void k3_synth_gauss_scales(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words, uint64_t groups) {
+void k3_synth_gauss_scales(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words,
+                           uint64_t groups) {
     float w[GROUP];
     for (uint64_t i = 0; i < 8 * words; i++)
         out[i] = (uint8_t)(127 + group_weights(w, table, key, 8 * word + i, groups));
