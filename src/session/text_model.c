@@ -99,6 +99,10 @@ static ms_status open_hf(ms_text_model *out, const char *path, ms_error *err) {
     if (!ms_tokenizer_control_name(out->tokenizer, out->info.eos))
         return ms_fail(err, MS_ERR_FORMAT, "%s: added_tokens: expected the eos_token_id %u of config.json, found nothing", path,
                        out->info.eos);
+    /* The format's own control tokens. */
+    void *parser = NULL;
+    MS_TRY(out->lane->parser->create(&parser, out->tokenizer, MS_CHANNEL_RESPONSE, err));
+    out->lane->parser->destroy(parser);
     return MS_OK;
 }
 

@@ -41,10 +41,11 @@ ms_status mimo_parser_create(mimo_parser **out, const ms_tokenizer *t, ms_channe
     p->tokenizer = t;
     p->state = channel == MS_CHANNEL_THINK ? REASONING : CONTENT;
     p->fresh = true;
+    uint32_t start; /* which prompts begin with */
     const struct {
         const char *name;
         uint32_t *id;
-    } names[] = {{"<|im_end|>", &p->end}, {"<think>", &p->think}, {"</think>", &p->end_think},
+    } names[] = {{"<|im_start|>", &start},  {"<|im_end|>", &p->end}, {"<think>", &p->think}, {"</think>", &p->end_think},
                  {open_name, &p->call},   {close_name, &p->end_call}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (ms_tokenizer_control_id(t, names[i].name, strlen(names[i].name), names[i].id)) continue;
