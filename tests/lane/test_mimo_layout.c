@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include "../store/store_util.h"
+#include "lane/mimo26/mimo_grid.h"
 #include "lane/mimo26/mimo_synth.h"
 #include "lane/mimo26/mimo_weights.h"
 #include "session/engine.h"
@@ -302,6 +303,95 @@ static void odd_shapes_run(void **state) {
     remove_dir(dir);
 }
 
+/* ------------------------------------------------------------------ the grid of block scales */
+
+enum { GRID_COLS = 300, GRID_ROWS = 3 * 128 + 192 + 128 };
+
+/* Codes as a quantiser makes them of random values, larger in V, with blocks that run through the chunk. */
+static uint8_t *quantised_chunks(uint32_t chunks, const mimo_chunk *chunk) {
+    uint8_t *codes = malloc((size_t)chunks * GRID_ROWS * GRID_COLS);
+    assert_non_null(codes);
+    uint64_t seed = 5;
+    for (uint32_t t = 0; t < chunks; t++) {
+        uint8_t *at = codes + (size_t)t * GRID_ROWS * GRID_COLS;
+        for (uint32_t row = 0; row < GRID_ROWS; row += 128) {
+            for (uint32_t col = 0; col < GRID_COLS; col += 128) {
+                size_t largest = 0, largest_size = 0;
+                for (uint32_t r = row; r < row + 128 && r < GRID_ROWS; r++) {
+                    for (uint32_t c = col; c < col + 128 && c < GRID_COLS; c++) {
+                        seed = seed * UINT64_C(6364136223846793005) + 1;
+                        size_t size = (size_t)(seed >> 60) + (r >= chunk->q + chunk->k ? 64 : 0), i = (size_t)r * GRID_COLS + c;
+                        at[i] = (uint8_t)(size | (seed >> 40 & 0x80));
+                        if (size >= largest_size) largest = i, largest_size = size;
+                    }
+                }
+                at[largest] |= 0x7E;
+                at[largest] &= 0xFE;
+            }
+        }
+    }
+    return codes;
+}
+
+static void the_grid_shows_in_the_weights(void **state) {
+    (void)state;
+    const mimo_chunk chunk = {3 * 128, 192, 128, GRID_ROWS}; /* as official full layers: one block is shared by K and V */
+    uint8_t *codes = quantised_chunks(2, &chunk);
+    mimo_grid g = {0};
+    mimo_grid_count(&g, codes, 2, &chunk, GRID_COLS);
+    assert_int_equal(g.running, 2 * 3 * 3);
+    assert_int_equal(g.running_full, g.running);
+    assert_int_equal(g.restarting, 2 * 3 * 3);
+    assert_int_equal(g.restarting_full, 2 * 3 * 2); /* the last 64 rows of K have none */
+    free(codes);
+}
+
+/* Writes a code into the fused matrix of a layer. */
+static void put_code(const ms_model *m, uint32_t layer, uint32_t row, uint32_t col, uint8_t code) {
+    char name[MIMO_NAME_SIZE];
+    mimo_tensor_name(name, sizeof name, layer, MIMO_QKV);
+    const ms_tensor *t = ms_checkpoint_find(m->checkpoint, name);
+    assert_non_null(t);
+    FILE *f = fopen(ms_checkpoint_shard_path(m->checkpoint, t->shard), "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)(t->offset + (uint64_t)row * t->shape[1] + col), SEEK_SET), 0);
+    assert_int_equal(fputc(code, f), code);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void another_grid_is_refused(void **state) {
+    (void)state;
+    char dir[PATH_BYTES];
+    ms_error err = {0};
+    ms_text report = {0};
+    ms_model m;
+    make_dir(dir);
+    mimo_config c = odd_config();
+    const ms_synth_options o = {.threads = 1};
+    if (mimo_synth_write(dir, &c, &o, &err) != MS_OK || ms_model_open(&m, dir, &err) != MS_OK) fail_msg("%s", err.message);
+    if (m.lane->weights_check(m.checkpoint, m.config, &report, &err) != MS_OK) fail_msg("%s", err.message);
+    assert_non_null(strstr(report.data, "do not tell"));
+    /* layer 2: Q 240 rows, K 120, V 72; a largest code in K and in V, none in the last running block.  The others have one
+     * running block, Q 160, K 40, V 16. */
+    for (uint32_t col = 0; col < 160; col += 128) {
+        for (uint32_t l = 0; l < 4; l++) {
+            if (l == 2) continue;
+            put_code(&m, l, 170, col, 0x7E);
+            put_code(&m, l, 210, col, 0x7E);
+        }
+        put_code(&m, 2, 250, col, 0x7E);
+        put_code(&m, 2, 365, col, 0xFE);
+    }
+    assert_error(m.lane->weights_check(m.checkpoint, m.config, &report, &err), &err, MS_ERR_FORMAT, "run through a chunk");
+    for (uint32_t col = 0; col < 160; col += 128) put_code(&m, 2, 400, col, 0x7E);
+    for (uint32_t col = 0; col < 160; col += 128) put_code(&m, 2, 250, col, 0);
+    for (uint32_t col = 0; col < 160; col += 128) put_code(&m, 2, 200, col, 0x7E);
+    if (m.lane->weights_check(m.checkpoint, m.config, &report, &err) != MS_OK) fail_msg("%s", err.message);
+    ms_text_free(&report);
+    ms_model_close(&m);
+    remove_dir(dir);
+}
+
 static uint64_t item(const ms_plan *p, const char *group, const char *name) {
     for (size_t i = 0; i < p->item_count; i++)
         if (!strcmp(p->items[i].group, group) && !strcmp(p->items[i].name, name)) return p->items[i].bytes;
@@ -356,6 +446,6 @@ int main(void) {
         cmocka_unit_test(golden_numbers),    cmocka_unit_test(what_may_be_absent), cmocka_unit_test(bad_numbers_are_listed),
         cmocka_unit_test(chunks_must_divide), cmocka_unit_test(official_tensors),  cmocka_unit_test(what_is_skipped),
         cmocka_unit_test(only_the_index_counts), cmocka_unit_test(damaged_layouts_are_refused), cmocka_unit_test(odd_shapes_run),
-        cmocka_unit_test(full_size)};
+        cmocka_unit_test(the_grid_shows_in_the_weights), cmocka_unit_test(another_grid_is_refused), cmocka_unit_test(full_size)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "lane/mimo26/mimo_chat.h"
+#include "lane/mimo26/mimo_grid.h"
 #include "lane/mimo26/mimo_weights.h"
 
 static ms_status config_parse(void *config, const ms_json *root, const char *file, ms_error *err) {
@@ -34,6 +35,10 @@ static void info(const void *config, ms_lane_info *out) {
 
 static ms_status layout_check(const ms_checkpoint *c, const void *config, ms_expert_table *experts, ms_error *err) {
     return mimo_layout_check(c, config, experts, err);
+}
+
+static ms_status weights_check(const ms_checkpoint *c, const void *config, ms_text *report, ms_error *err) {
+    return mimo_grid_check(c, config, report, err);
 }
 
 /* ------------------------------------------------------------------ weights */
@@ -142,6 +147,7 @@ const ms_lane ms_lane_mimo26 = {
     .info = info,
     .tensor_needed = mimo_tensor_needed,
     .layout_check = layout_check,
+    .weights_check = weights_check,
     .statics = mimo_statics,
     .state_parts = mimo_state_parts,
     .workspace = mimo_workspace,
