@@ -35,11 +35,22 @@ static const char *const presets[] = {[SMALL] = "small", [MID] = "mid", [OFFICIA
 /* Ranges as config.json may have them. */
 enum { MAX_DIM = 1 << 24, MAX_HEADS = 1 << 16, MAX_EXPERTS = 1 << 16, MAX_SHARED = 1024 };
 #define DIM(n, f, most, what)                                                                                          \
-    {.name = n, .type = MS_OPTION_U32, .offset = offsetof(synth_flags, f), .arg = "N", .min = 1, .max = most, .help = what}
+    {                                                                                                                  \
+        .name = n, .type = MS_OPTION_U32, .offset = offsetof(synth_flags, f), .arg = "N", .min = 1, .max = most,       \
+        .help = what                                                                                                   \
+    }
 static const ms_option options[] = {
-    {.name = "lane", .type = MS_OPTION_CHOICE, .offset = offsetof(synth_flags, lane), .arg = "L", .choices = lanes,
+    {.name = "lane",
+     .type = MS_OPTION_CHOICE,
+     .offset = offsetof(synth_flags, lane),
+     .arg = "L",
+     .choices = lanes,
      .help = "Model family whose layout to write (default: k3)."},
-    {.name = "preset", .type = MS_OPTION_CHOICE, .offset = offsetof(synth_flags, preset), .arg = "P", .choices = presets,
+    {.name = "preset",
+     .type = MS_OPTION_CHOICE,
+     .offset = offsetof(synth_flags, preset),
+     .arg = "P",
+     .choices = presets,
      .help = "Shape to start from (default: small); the options below change single numbers."},
     DIM("layers", layers, K3_MAX_LAYERS, "Layers."),
     DIM("hidden", hidden, MAX_DIM, "Width of the residual stream."),
@@ -48,16 +59,36 @@ static const ms_option options[] = {
     DIM("experts", experts, MAX_EXPERTS, "Routed experts a layer."),
     DIM("top-k", top_k, K3_MAX_TOP_K, "Experts a token uses."),
     DIM("inner", inner, MAX_DIM, "Inner width of an expert."),
-    {.name = "max-context", .type = MS_OPTION_U64, .offset = offsetof(synth_flags, max_context), .arg = "N", .min = 1, .max = 1048576,
+    {.name = "max-context",
+     .type = MS_OPTION_U64,
+     .offset = offsetof(synth_flags, max_context),
+     .arg = "N",
+     .min = 1,
+     .max = 1048576,
      .help = "Longest context."},
-    {.name = "seed", .type = MS_OPTION_I64, .offset = offsetof(synth_flags, seed), .arg = "N", .help = "Random seed (default: 0)."},
-    {.name = "threads", .type = MS_OPTION_U32, .offset = offsetof(synth_flags, threads), .arg = "N", .min = 1, .max = 256,
+    {.name = "seed",
+     .type = MS_OPTION_I64,
+     .offset = offsetof(synth_flags, seed),
+     .arg = "N",
+     .help = "Random seed (default: 0)."},
+    {.name = "threads",
+     .type = MS_OPTION_U32,
+     .offset = offsetof(synth_flags, threads),
+     .arg = "N",
+     .min = 1,
+     .max = 256,
      .help = "Generator threads (default: all processors)."},
-    {.name = "sparse", .type = MS_OPTION_FLAG, .offset = offsetof(synth_flags, sparse),
+    {.name = "sparse",
+     .type = MS_OPTION_FLAG,
+     .offset = offsetof(synth_flags, sparse),
      .help = "Real headers, holes for the weights (all read as zero)."},
-    {.name = "gaussian", .type = MS_OPTION_FLAG, .offset = offsetof(synth_flags, gaussian),
+    {.name = "gaussian",
+     .type = MS_OPTION_FLAG,
+     .offset = offsetof(synth_flags, gaussian),
      .help = "Experts of rounded Gaussian weights, as compressible as a trained model's."},
-    {.name = "vision", .type = MS_OPTION_FLAG, .offset = offsetof(synth_flags, vision),
+    {.name = "vision",
+     .type = MS_OPTION_FLAG,
+     .offset = offsetof(synth_flags, vision),
      .help = "Add tensors of other parts of the model, which are never read."},
 };
 static const ms_option k3_options[] = {
@@ -251,8 +282,9 @@ static bool progress(void *arg, uint64_t done, uint64_t total) {
     if (now - p->last_ns >= every) {
         p->last_ns = now;
         double seconds = (double)(now - p->start_ns) / 1e9, rate = (double)done / (seconds > 0 ? seconds : 1);
-        fprintf(stderr, "%s%.2f of %.2f GB, %.2f GB/s, %.0f s left%s", p->terminal ? "\r\033[K" : "", (double)done / 1e9,
-                (double)total / 1e9, rate / 1e9, rate > 0 ? (double)(total - done) / rate : 0.0, p->terminal ? "" : "\n");
+        fprintf(stderr, "%s%.2f of %.2f GB, %.2f GB/s, %.0f s left%s", p->terminal ? "\r\033[K" : "",
+                (double)done / 1e9, (double)total / 1e9, rate / 1e9, rate > 0 ? (double)(total - done) / rate : 0.0,
+                p->terminal ? "" : "\n");
     }
     return ms_interrupt_code() == 0;
 }
@@ -288,12 +320,14 @@ int ms_command_synth(int argc, char **argv) {
     const ms_option_group groups[] = {{"Options", options, COUNT(options), &flags},
                                       {"Numbers of lane k3", k3_options, COUNT(k3_options), &flags},
                                       {"Numbers of lane mimo26", mimo_options, COUNT(mimo_options), &flags}};
-    const ms_option_set set = {.program = "moonshine synth",
-                               .synopsis = "DIR [options]",
-                               .about = "Writes a random checkpoint in the official layout of a model family into the new or empty folder DIR.",
-                               .groups = groups,
-                               .group_count = COUNT(groups),
-                               .max_args = 1};
+    const ms_option_set set = {
+        .program = "moonshine synth",
+        .synopsis = "DIR [options]",
+        .about =
+            "Writes a random checkpoint in the official layout of a model family into the new or empty folder DIR.",
+        .groups = groups,
+        .group_count = COUNT(groups),
+        .max_args = 1};
     ms_option_result r;
     int code = ms_command_parse(&set, argc, argv, &r);
     if (code >= 0) return code;
@@ -325,8 +359,7 @@ int ms_command_synth(int argc, char **argv) {
     }
     if (st == MS_ERR_FORMAT) err.code = MS_ERR_USAGE; /* numbers that no config.json may have: they are the options' */
     if (st != MS_OK) return ms_command_fail(set.program, &err);
-    if (ms_interrupt_code())
-        fprintf(stderr, "%s: the signal came too late: %s is complete\n", set.program, r.args[0]);
+    if (ms_interrupt_code()) fprintf(stderr, "%s: the signal came too late: %s is complete\n", set.program, r.args[0]);
     if (!flags.sparse && !report.direct)
         fprintf(stderr, "%s: some shards were written through the page cache: no direct I/O here\n", set.program);
     printf("%s: %u shards, %" PRIu64 " tensors, %" PRIu64 " bytes of weights, %.1f s\n", r.args[0], report.shards,

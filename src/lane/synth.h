@@ -2,17 +2,16 @@
  *
  * The lane says which shards there are, which tensors each holds, and what config.json reads; files are those shards,
  *   model.safetensors.index.json and config.json (last, so that an interrupted run leaves no loadable checkpoint).
- * Values: experts are random E2M1 codes with scale bytes that keep products near unit size, or, on demand, what rounding
- *   Gaussian weights gives (as compressible as a trained model's); matrices are uniform with a variance of 1 / inputs,
- *   norm weights lie around 1.  Each 8-byte word is a function of seed, tensor name and
- *   place, so bytes depend neither on thread count nor on write order.
- * Sparse: real headers, holes for the payload (all weights read as zero): the full layout costs only its headers on
- *   disk.
+ * Values: experts are random E2M1 codes with scale bytes that keep products near unit size, or, on demand, what
+ * rounding Gaussian weights gives (as compressible as a trained model's); matrices are uniform with a variance of 1 /
+ * inputs, norm weights lie around 1.  Each 8-byte word is a function of seed, tensor name and place, so bytes depend
+ * neither on thread count nor on write order. Sparse: real headers, holes for the payload (all weights read as zero):
+ * the full layout costs only its headers on disk.
  *
  * Owns: what it creates; on failure all of it is removed again.  A plan owns its names, tensors and header.
- * Threads: one call uses its own workers; progress is called from the calling thread.  A finished plan may be read by many.
- * Errors: MS_ERR_USAGE (existing non-empty directory), MS_ERR_FORMAT (numbers that the lane's config check refuses),
- *   MS_ERR_NO_FIT (free space, with the numbers), MS_ERR_IO, MS_ERR_CANCELLED.
+ * Threads: one call uses its own workers; progress is called from the calling thread.  A finished plan may be read by
+ * many. Errors: MS_ERR_USAGE (existing non-empty directory), MS_ERR_FORMAT (numbers that the lane's config check
+ * refuses), MS_ERR_NO_FIT (free space, with the numbers), MS_ERR_IO, MS_ERR_CANCELLED.
  */
 #ifndef MS_LANE_SYNTH_H
 #define MS_LANE_SYNTH_H
@@ -43,12 +42,17 @@ typedef struct ms_synth_options {
 /* ------------------------------------------------------------------ one shard */
 
 typedef enum ms_synth_fill {
-    MS_FILL_UNIFORM, MS_FILL_CODES, MS_FILL_SCALES, MS_FILL_GAUSS_CODES, MS_FILL_GAUSS_SCALES, MS_FILL_FP8
+    MS_FILL_UNIFORM,
+    MS_FILL_CODES,
+    MS_FILL_SCALES,
+    MS_FILL_GAUSS_CODES,
+    MS_FILL_GAUSS_SCALES,
+    MS_FILL_FP8
 } ms_synth_fill;
 
 typedef struct ms_synth_tensor {
     const char *name;
-    size_t name_at; /* in the plan's pool while it grows */
+    size_t name_at;        /* in the plan's pool while it grows */
     uint64_t begin, bytes; /* in the payload */
     uint64_t shape[MS_TENSOR_MAX_DIMS];
     uint64_t live; /* elements from here on are zero; 0 when added: all count */
@@ -89,9 +93,11 @@ uint64_t ms_synth_word(uint64_t key, uint64_t i);
 enum { MS_NORMAL_LEVELS = 65536 };
 /* [2 * MS_NORMAL_LEVELS], for the caller to free(); NULL: no memory. */
 float *ms_synth_normal_table(void);
-/* 8-byte words [word, word + words) of a matrix of Gaussian weights with `groups` groups a row: its codes, its scales. */
+/* 8-byte words [word, word + words) of a matrix of Gaussian weights with `groups` groups a row: its codes, its scales.
+ */
 void ms_synth_gauss_codes(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words, uint64_t groups);
-void ms_synth_gauss_scales(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words, uint64_t groups);
+void ms_synth_gauss_scales(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words,
+                           uint64_t groups);
 
 void ms_synth_plan_free(ms_synth_plan *p);
 uint64_t ms_synth_plan_bytes(const ms_synth_plan *p);
@@ -101,7 +107,7 @@ void ms_synth_bytes(uint8_t *out, const ms_synth_plan *p, uint64_t seed, uint64_
 /* ------------------------------------------------------------------ a checkpoint */
 
 typedef struct ms_synth_model {
-    const void *config; /* the lane's */
+    const void *config;    /* the lane's */
     bool vision, gaussian; /* of the options; set by the writer */
     /* Numbers beside total_size in the index's metadata: `,` and lines of JSON; "" for none. */
     char metadata[64];

@@ -98,8 +98,10 @@ ms_status ms_synth_plan_shard(ms_synth_plan *out, const ms_synth_model *m, uint3
     if (status == MS_OK && m->gaussian && !(p.normal = ms_synth_normal_table()))
         status = ms_fail_memory(err, "normal quantiles", 2 * MS_NORMAL_LEVELS * sizeof *p.normal);
     if (status == MS_OK) status = finish_plan(&p, err);
-    if (status == MS_OK) *out = p;
-    else ms_synth_plan_free(&p);
+    if (status == MS_OK)
+        *out = p;
+    else
+        ms_synth_plan_free(&p);
     return status;
 }
 
@@ -178,17 +180,29 @@ static void uniform_f32(uint8_t *out, uint64_t key, uint64_t word, size_t words,
     }
 }
 
-static void fill_words(uint8_t *out, const ms_synth_tensor *t, const float *normal, const uint16_t *levels, uint64_t key,
-                       uint64_t word, size_t words) {
+static void fill_words(uint8_t *out, const ms_synth_tensor *t, const float *normal, const uint16_t *levels,
+                       uint64_t key, uint64_t word, size_t words) {
     switch (t->fill) {
-    case MS_FILL_CODES: codes(out, key, word, words); break;
-    case MS_FILL_SCALES: scales(out, key, word, words, t->scale_base); break;
-    case MS_FILL_GAUSS_CODES: ms_synth_gauss_codes(out, normal, key, word, words, t->shape[1] / 16); break;
-    case MS_FILL_GAUSS_SCALES: ms_synth_gauss_scales(out, normal, key, word, words, t->shape[1]); break;
-    case MS_FILL_FP8: fp8_codes(out, key, word, words); break;
+    case MS_FILL_CODES:
+        codes(out, key, word, words);
+        break;
+    case MS_FILL_SCALES:
+        scales(out, key, word, words, t->scale_base);
+        break;
+    case MS_FILL_GAUSS_CODES:
+        ms_synth_gauss_codes(out, normal, key, word, words, t->shape[1] / 16);
+        break;
+    case MS_FILL_GAUSS_SCALES:
+        ms_synth_gauss_scales(out, normal, key, word, words, t->shape[1]);
+        break;
+    case MS_FILL_FP8:
+        fp8_codes(out, key, word, words);
+        break;
     case MS_FILL_UNIFORM:
-        if (t->dtype == MS_DTYPE_BF16) uniform_bf16(out, key, word, words, levels);
-        else uniform_f32(out, key, word, words, t->mean, t->amplitude);
+        if (t->dtype == MS_DTYPE_BF16)
+            uniform_bf16(out, key, word, words, levels);
+        else
+            uniform_f32(out, key, word, words, t->mean, t->amplitude);
         break;
     }
 }
@@ -229,8 +243,10 @@ static size_t tensor_at(const ms_synth_plan *p, uint64_t at) {
     size_t low = 0, high = p->count;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        if (p->tensors[middle].begin <= at) low = middle;
-        else high = middle;
+        if (p->tensors[middle].begin <= at)
+            low = middle;
+        else
+            high = middle;
     }
     return low;
 }

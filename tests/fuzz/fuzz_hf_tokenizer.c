@@ -1,6 +1,7 @@
 /* fuzz_hf_tokenizer.c: any bytes as a tokenizer.json; what is accepted must encode and decode.
  *
- * Input that begins with 0xFF goes to form C and the encoder of a good file instead: nearly no random file is accepted. */
+ * Input that begins with 0xFF goes to form C and the encoder of a good file instead: nearly no random file is accepted.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,11 +17,14 @@ static ms_tokenizer *small_tokenizer(void) {
     ms_text t = {0};
     ms_error err;
     ms_tokenizer *out;
-    ms_text_puts(&t, "{\"added_tokens\":[{\"id\":257,\"content\":\"<x>\",\"special\":true}],\"normalizer\":{\"type\":\"NFC\"},"
-                     "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
-                     "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|"
-                     "\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\",\"invert\":false},"
-                     "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},\"model\":{\"type\":\"BPE\",\"vocab\":{");
+    ms_text_puts(
+        &t, "{\"added_tokens\":[{\"id\":257,\"content\":\"<x>\",\"special\":true}],\"normalizer\":{\"type\":\"NFC\"},"
+            "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
+            "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}| "
+            "?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|"
+            "\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\",\"invert\":false},"
+            "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},\"model\":{\"type\":\"BPE\","
+            "\"vocab\":{");
     for (unsigned b = 0, next = 256; b < 256; b++) {
         bool plain = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b != 0xAD);
         char letter[4];

@@ -1,4 +1,5 @@
-/* fuzz_mimo_parser.c: any ids to the MiMo reply parser; the joined deltas must be the reply's texts, and arguments JSON.
+/* fuzz_mimo_parser.c: any ids to the MiMo reply parser; the joined deltas must be the reply's texts, and arguments
+ * JSON.
  *
  * The vocabulary is that of tests/text/hf: bytes are ids below 256; bytes 0x80..0x8f stand for control ids and short
  * tags, or structure would hardly ever appear. */
@@ -35,9 +36,22 @@ static void push_text(feed *f, const char *s, size_t len) {
 }
 
 static void push_byte(feed *f, uint8_t b) {
-    static const char *const tags[16] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<|vision_pad|>", "<tool_response>", "<function=f>",
-                                         "</function>", "<parameter=s>", "<parameter=i>", "</parameter>", "<tool_call><function=f><parameter=",
-                                         "</function></tool_call>", "{\"a\":", "}", "<|im_end|>"};
+    static const char *const tags[16] = {"<think>",
+                                         "</think>",
+                                         "<tool_call>",
+                                         "</tool_call>",
+                                         "<|vision_pad|>",
+                                         "<tool_response>",
+                                         "<function=f>",
+                                         "</function>",
+                                         "<parameter=s>",
+                                         "<parameter=i>",
+                                         "</parameter>",
+                                         "<tool_call><function=f><parameter=",
+                                         "</function></tool_call>",
+                                         "{\"a\":",
+                                         "}",
+                                         "<|im_end|>"};
     ms_error err;
     if (b >= 0x80 && b <= 0x8f) {
         push_text(f, tags[b - 0x80], strlen(tags[b - 0x80]));
@@ -48,7 +62,8 @@ static void push_byte(feed *f, uint8_t b) {
 }
 
 static void declare(mimo_parser *p) {
-    static const char tools[] = "[{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"}}}}]";
+    static const char tools[] =
+        "[{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"}}}}]";
     ms_json_doc *doc;
     ms_error err;
     if (ms_json_parse(&doc, tools, sizeof tools - 1, "tools", NULL, &err) != MS_OK) abort();

@@ -60,16 +60,21 @@ static void what_may_be_absent(void **state) {
     (void)state;
     mimo_config c;
     ms_error err = {0};
-    ms_status st = try_edits(&c, EDITS("\"swa_num_key_value_heads\": 4,", "", "\"swa_head_dim\": 96,", "\"swa_head_dim\": null,",
-                                       "\"swa_rope_theta\": 10000.0,", "", "\"attention_value_scale\": 0.707,", "",
-                                       "\"add_swa_attention_sink_bias\": true,", "", "\"n_group\": 1,", "", "\"topk_method\"", "\"x\""),
+    ms_status st = try_edits(&c,
+                             EDITS("\"swa_num_key_value_heads\": 4,", "", "\"swa_head_dim\": 96,",
+                                   "\"swa_head_dim\": null,", "\"swa_rope_theta\": 10000.0,", "",
+                                   "\"attention_value_scale\": 0.707,", "", "\"add_swa_attention_sink_bias\": true,",
+                                   "", "\"n_group\": 1,", "", "\"topk_method\"", "\"x\""),
                              &err);
     if (st != MS_OK) fail_msg("%s", err.message);
     assert_int_equal(c.attention[MIMO_SLIDING].kv_heads, 2);
     assert_int_equal(c.attention[MIMO_SLIDING].key, 96);
     assert_true(c.attention[MIMO_SLIDING].theta == 1e7 && c.value_scale == 1.0f && !c.attention[MIMO_SLIDING].sink);
-    st = try_edits(&c, EDITS("\"routed_scaling_factor\": null", "\"routed_scaling_factor\": 2.5", "\"eos_token_id\": 319", "\"eos_token_id\": [17, 319]",
-                             "\"use_cache\": true", "\"rope_scaling\": {\"type\": \"default\"}", "\"n_shared_experts\": null", "\"n_shared_experts\": 0"),
+    st = try_edits(&c,
+                   EDITS("\"routed_scaling_factor\": null", "\"routed_scaling_factor\": 2.5", "\"eos_token_id\": 319",
+                         "\"eos_token_id\": [17, 319]", "\"use_cache\": true",
+                         "\"rope_scaling\": {\"type\": \"default\"}", "\"n_shared_experts\": null",
+                         "\"n_shared_experts\": 0"),
                    &err);
     if (st != MS_OK) fail_msg("%s", err.message);
     assert_true(c.routed_scale == 2.5f);
@@ -82,13 +87,17 @@ static void bad_numbers_are_listed(void **state) {
         {"\"model_type\": \"mimo_v2\"", "\"model_type\": \"mimo_v1\"", "model_type"},
         {"\"hybrid_layer_pattern\"", "\"x\"", "missing: hybrid_layer_pattern"},
         {"\"moe_layer_freq\"", "\"x\"", "missing: moe_layer_freq"},
-        {"\"hidden_size\": 256", "\"hidden_size\": 250", "hidden_size: expected an integer from 32 to 16777216, a multiple of 32, found 250"},
+        {"\"hidden_size\": 256", "\"hidden_size\": 250",
+         "hidden_size: expected an integer from 32 to 16777216, a multiple of 32, found 250"},
         {"\"hidden_size\": 256", "\"hidden_size\": -1", "hidden_size"},
-        {"\"num_hidden_layers\": 6", "\"num_hidden_layers\": 7", "hybrid_layer_pattern: expected an array with one number a layer"},
+        {"\"num_hidden_layers\": 6", "\"num_hidden_layers\": 7",
+         "hybrid_layer_pattern: expected an array with one number a layer"},
         {"\"num_hidden_layers\": 6", "\"num_hidden_layers\": 257", "num_hidden_layers"},
-        {"\"num_attention_heads\": 8", "\"num_attention_heads\": 7", "full attention: expected 7 query heads to be a multiple of 2 key heads"},
+        {"\"num_attention_heads\": 8", "\"num_attention_heads\": 7",
+         "full attention: expected 7 query heads to be a multiple of 2 key heads"},
         {"\"swa_num_key_value_heads\": 4", "\"swa_num_key_value_heads\": 3", "sliding attention"},
-        {"\"num_experts_per_tok\": 4", "\"num_experts_per_tok\": 13", "num_experts_per_tok: expected at most n_routed_experts, found 13"},
+        {"\"num_experts_per_tok\": 4", "\"num_experts_per_tok\": 13",
+         "num_experts_per_tok: expected at most n_routed_experts, found 13"},
         {"\"partial_rotary_factor\": 0.334", "\"partial_rotary_factor\": 0.35", "even number of rotated dimensions"},
         {"\"partial_rotary_factor\": 0.334", "\"partial_rotary_factor\": 2", "partial_rotary_factor"},
         {"\"layernorm_epsilon\": 1e-06", "\"layernorm_epsilon\": 0", "layernorm_epsilon"},
@@ -117,12 +126,15 @@ static void bad_numbers_are_listed(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         mimo_config c;
         ms_error err = {0};
-        assert_error(try_edits(&c, EDITS(cases[i][0], cases[i][1]), &err), &err, MS_ERR_FORMAT, "config.json: ", cases[i][2]);
+        assert_error(try_edits(&c, EDITS(cases[i][0], cases[i][1]), &err), &err, MS_ERR_FORMAT,
+                     "config.json: ", cases[i][2]);
     }
     mimo_config c;
     ms_error err = {0};
-    assert_error(try_edits(&c, EDITS("\"vocab_size\": 320", "\"x\": 1", "\"sigmoid\"", "1", "\"n_group\": 1", "\"n_group\": 0"), &err), &err,
-                 MS_ERR_FORMAT, "missing: vocab_size", "scoring_func", "n_group");
+    assert_error(
+        try_edits(&c, EDITS("\"vocab_size\": 320", "\"x\": 1", "\"sigmoid\"", "1", "\"n_group\": 1", "\"n_group\": 0"),
+                  &err),
+        &err, MS_ERR_FORMAT, "missing: vocab_size", "scoring_func", "n_group");
 }
 
 static void chunks_must_divide(void **state) {
@@ -133,7 +145,8 @@ static void chunks_must_divide(void **state) {
     static const uint64_t good[] = {1, 2, 4}, bad[] = {0, 3, 8, UINT64_MAX};
     for (size_t i = 0; i < 3; i++) assert_int_equal(mimo_config_set_chunks(&c, good[i], &err), MS_OK);
     for (size_t i = 0; i < 4; i++)
-        assert_error(mimo_config_set_chunks(&c, bad[i], &err), &err, MS_ERR_FORMAT, "metadata.tp_size", "64 query and 4 key heads");
+        assert_error(mimo_config_set_chunks(&c, bad[i], &err), &err, MS_ERR_FORMAT, "metadata.tp_size",
+                     "64 query and 4 key heads");
     assert_int_equal(c.chunks, 4);
 }
 
@@ -169,8 +182,10 @@ static void official_tensors(void **state) {
 
 static void what_is_skipped(void **state) {
     (void)state;
-    static const char *const skipped[] = {"model.mtp.layers.0.x", "visual.a", "audio_encoder.b", "speech_embeddings.0.weight"};
-    static const char *const taken[] = {"model.layers.0.input_layernorm.weight", "lm_head.weight", "model.mt", "other", "visual"};
+    static const char *const skipped[] = {"model.mtp.layers.0.x", "visual.a", "audio_encoder.b",
+                                          "speech_embeddings.0.weight"};
+    static const char *const taken[] = {"model.layers.0.input_layernorm.weight", "lm_head.weight", "model.mt", "other",
+                                        "visual"};
     for (size_t i = 0; i < 4; i++) assert_false(mimo_tensor_needed(NULL, skipped[i], strlen(skipped[i])));
     for (size_t i = 0; i < 5; i++) assert_true(mimo_tensor_needed(NULL, taken[i], strlen(taken[i])));
 }
@@ -210,8 +225,10 @@ static void damage(const char *file, bool header, const char *from, const char *
     char dir[PATH_BYTES];
     ms_error err = {0};
     copy_golden(dir);
-    if (header) edit_header(dir, file, from, to);
-    else edit_text(dir, file, from, to);
+    if (header)
+        edit_header(dir, file, from, to);
+    else
+        edit_text(dir, file, from, to);
     assert_error(open_model(dir, &err), &err, MS_ERR_FORMAT, part);
     remove_dir(dir);
 }
@@ -219,16 +236,19 @@ static void damage(const char *file, bool header, const char *from, const char *
 static void damaged_layouts_are_refused(void **state) {
     (void)state;
     damage(files[1], false, "\"tp_size\": 2", "\"tp_size\": 4", "metadata.tp_size");
-    damage(files[1], false, "\"tp_size\": 2", "\"tp_size\": 1", "qkv_proj.weight_scale_inv"); /* another grid, another shape */
+    damage(files[1], false, "\"tp_size\": 2", "\"tp_size\": 1",
+           "qkv_proj.weight_scale_inv"); /* another grid, another shape */
     damage(files[2], true, "[10,2]", "[20,1]", "model.layers.0.self_attn.qkv_proj.weight_scale_inv");
-    damage(files[2], true, "\"model.norm.weight\":{\"dtype\":\"BF16\",\"shape\":[256]", "\"model.norm.weight\":{\"dtype\":\"BF16\",\"shape\":[2,128]",
-           "model.norm.weight");
-    damage(files[2], true, "\"lm_head.weight\":{\"dtype\":\"BF16\"", "\"lm_head.weight\":{\"dtype\":\"F16\"", "lm_head.weight");
+    damage(files[2], true, "\"model.norm.weight\":{\"dtype\":\"BF16\",\"shape\":[256]",
+           "\"model.norm.weight\":{\"dtype\":\"BF16\",\"shape\":[2,128]", "model.norm.weight");
+    damage(files[2], true, "\"lm_head.weight\":{\"dtype\":\"BF16\"", "\"lm_head.weight\":{\"dtype\":\"F16\"",
+           "lm_head.weight");
     damage(files[0], false, "\"add_swa_attention_sink_bias\": true", "\"add_swa_attention_sink_bias\": false",
            "unknown tensor \"model.layers.1.self_attn.attention_sink_bias\"");
     damage(files[0], false, "\"add_full_attention_sink_bias\": false", "\"add_full_attention_sink_bias\": true",
            "model.layers.0.self_attn.attention_sink_bias");
-    damage(files[0], false, "\"n_routed_experts\": 12", "\"n_routed_experts\": 11", "tensor \"model.layers.1.mlp.gate.weight\": shape: expected [11, 256], found [12, 256]");
+    damage(files[0], false, "\"n_routed_experts\": 12", "\"n_routed_experts\": 11",
+           "tensor \"model.layers.1.mlp.gate.weight\": shape: expected [11, 256], found [12, 256]");
 }
 
 /* ------------------------------------------------------------------ synthetic checkpoints */
@@ -282,7 +302,8 @@ static void odd_shapes_run(void **state) {
         eo.context = 400;
         eo.range_rows = 50;
         eo.threads = 1;
-        if (ms_engine_open(&e, &eo, &err) != MS_OK || ms_session_create(&s, e, &err) != MS_OK) fail_msg("%s", err.message);
+        if (ms_engine_open(&e, &eo, &err) != MS_OK || ms_session_create(&s, e, &err) != MS_OK)
+            fail_msg("%s", err.message);
         uint32_t ids[390];
         for (uint32_t k = 0; k < 390; k++) ids[k] = k * 97 % 333;
         const ms_forward_options one = {.range = 1};
@@ -320,7 +341,8 @@ static uint8_t *quantised_chunks(uint32_t chunks, const mimo_chunk *chunk) {
                 for (uint32_t r = row; r < row + 128 && r < GRID_ROWS; r++) {
                     for (uint32_t c = col; c < col + 128 && c < GRID_COLS; c++) {
                         seed = seed * UINT64_C(6364136223846793005) + 1;
-                        size_t size = (size_t)(seed >> 60) + (r >= chunk->q + chunk->k ? 64 : 0), i = (size_t)r * GRID_COLS + c;
+                        size_t size = (size_t)(seed >> 60) + (r >= chunk->q + chunk->k ? 64 : 0),
+                               i = (size_t)r * GRID_COLS + c;
                         at[i] = (uint8_t)(size | (seed >> 40 & 0x80));
                         if (size >= largest_size) largest = i, largest_size = size;
                     }
@@ -335,7 +357,8 @@ static uint8_t *quantised_chunks(uint32_t chunks, const mimo_chunk *chunk) {
 
 static void the_grid_shows_in_the_weights(void **state) {
     (void)state;
-    const mimo_chunk chunk = {3 * 128, 192, 128, GRID_ROWS}; /* as official full layers: one block is shared by K and V */
+    const mimo_chunk chunk = {3 * 128, 192, 128,
+                              GRID_ROWS}; /* as official full layers: one block is shared by K and V */
     uint8_t *codes = quantised_chunks(2, &chunk);
     mimo_grid g = {0};
     mimo_grid_count(&g, codes, 2, &chunk, GRID_COLS);
@@ -368,11 +391,12 @@ static void another_grid_is_refused(void **state) {
     make_dir(dir);
     mimo_config c = odd_config();
     const ms_synth_options o = {.threads = 1};
-    if (mimo_synth_write(dir, &c, &o, &err) != MS_OK || ms_model_open(&m, dir, &err) != MS_OK) fail_msg("%s", err.message);
+    if (mimo_synth_write(dir, &c, &o, &err) != MS_OK || ms_model_open(&m, dir, &err) != MS_OK)
+        fail_msg("%s", err.message);
     if (m.lane->weights_check(m.checkpoint, m.config, &report, &err) != MS_OK) fail_msg("%s", err.message);
     assert_non_null(strstr(report.data, "do not tell"));
-    /* layer 2: Q 240 rows, K 120, V 72; a largest code in K and in V, none in the last running block.  The others have one
-     * running block, Q 160, K 40, V 16. */
+    /* layer 2: Q 240 rows, K 120, V 72; a largest code in K and in V, none in the last running block.  The others have
+     * one running block, Q 160, K 40, V 16. */
     for (uint32_t col = 0; col < 160; col += 128) {
         for (uint32_t l = 0; l < 4; l++) {
             if (l == 2) continue;
@@ -382,7 +406,8 @@ static void another_grid_is_refused(void **state) {
         put_code(&m, 2, 250, col, 0x7E);
         put_code(&m, 2, 365, col, 0xFE);
     }
-    assert_error(m.lane->weights_check(m.checkpoint, m.config, &report, &err), &err, MS_ERR_FORMAT, "run through a chunk");
+    assert_error(m.lane->weights_check(m.checkpoint, m.config, &report, &err), &err, MS_ERR_FORMAT,
+                 "run through a chunk");
     for (uint32_t col = 0; col < 160; col += 128) put_code(&m, 2, 400, col, 0x7E);
     for (uint32_t col = 0; col < 160; col += 128) put_code(&m, 2, 250, col, 0);
     for (uint32_t col = 0; col < 160; col += 128) put_code(&m, 2, 200, col, 0x7E);
@@ -443,9 +468,11 @@ static void full_size(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden_numbers),    cmocka_unit_test(what_may_be_absent), cmocka_unit_test(bad_numbers_are_listed),
-        cmocka_unit_test(chunks_must_divide), cmocka_unit_test(official_tensors),  cmocka_unit_test(what_is_skipped),
-        cmocka_unit_test(only_the_index_counts), cmocka_unit_test(damaged_layouts_are_refused), cmocka_unit_test(odd_shapes_run),
-        cmocka_unit_test(the_grid_shows_in_the_weights), cmocka_unit_test(another_grid_is_refused), cmocka_unit_test(full_size)};
+        cmocka_unit_test(golden_numbers),          cmocka_unit_test(what_may_be_absent),
+        cmocka_unit_test(bad_numbers_are_listed),  cmocka_unit_test(chunks_must_divide),
+        cmocka_unit_test(official_tensors),        cmocka_unit_test(what_is_skipped),
+        cmocka_unit_test(only_the_index_counts),   cmocka_unit_test(damaged_layouts_are_refused),
+        cmocka_unit_test(odd_shapes_run),          cmocka_unit_test(the_grid_shows_in_the_weights),
+        cmocka_unit_test(another_grid_is_refused), cmocka_unit_test(full_size)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

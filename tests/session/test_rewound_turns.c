@@ -1,5 +1,5 @@
-/* Conversations on a state that can go back: turns begin at the longest common prefix, and say what a fresh session says.
- * The checkpoint is made here: random weights of the MiMo layout beside the small tokenizer of tests/text/hf. */
+/* Conversations on a state that can go back: turns begin at the longest common prefix, and say what a fresh session
+ * says. The checkpoint is made here: random weights of the MiMo layout beside the small tokenizer of tests/text/hf. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -113,7 +113,8 @@ static void run(setup *s, const ms_prompt *p, ms_turn_result *r) {
     ok(ms_turn_run(&s->timeline, p, &o, r, &err), &err);
     assert_true(r->replied);
     assert_int_equal(r->reused + r->evaluated, p->ids.count);
-    for (size_t i = 0; i < r->generated.count; i++) assert_true(r->generated.data[i] < ms_tokenizer_ids(s->text.tokenizer));
+    for (size_t i = 0; i < r->generated.count; i++)
+        assert_true(r->generated.data[i] < ms_tokenizer_ids(s->text.tokenizer));
 }
 
 /* The reply of a session that knows nothing. */
@@ -142,7 +143,8 @@ static void text_side(void **state) {
     assert_string_equal(s.text.lane->name, "mimo26");
     assert_true(s.text.lane->greedy_only);
     assert_int_equal(s.text.stop_count, 2);
-    assert_true(ms_text_model_stops(&s.text, control_id("<|endoftext|>")) && ms_text_model_stops(&s.text, control_id("<|im_end|>")));
+    assert_true(ms_text_model_stops(&s.text, control_id("<|endoftext|>")) &&
+                ms_text_model_stops(&s.text, control_id("<|im_end|>")));
     assert_false(ms_text_model_stops(&s.text, 65));
     close_setup(&s);
 }
@@ -164,7 +166,9 @@ static void turns_continue(void **state) {
             run(&s, &p, &r);
             assert_int_equal(r.reused, before);
             same_as_fresh(&p, &r);
-            ok(ms_conversation_accept(&s.conversation, &p, &r.reply, r.generated.data, r.generated.count, &forced, &err), &err);
+            ok(ms_conversation_accept(&s.conversation, &p, &r.reply, r.generated.data, r.generated.count, &forced,
+                                      &err),
+               &err);
             ok(ms_timeline_settle(&s.timeline, &s.conversation.ids, &err), &err);
             assert_int_equal(ms_session_position(s.session), s.conversation.ids.count);
             ms_turn_result_free(&r);
@@ -187,9 +191,10 @@ static void other_prompts_share_their_beginning(void **state) {
     ms_prompt p[4];
     ms_turn_result r;
     open_setup(&s, false);
-    static const char *const texts[] = {
-        "Once upon a time there was a table of numbers, and every number was a token of the text that the engine reads.",
-        "Once upon a time there was a table of letters.", "Once upon a time there was a table of letters!", "Quite another beginning"};
+    static const char *const texts[] = {"Once upon a time there was a table of numbers, and every number was a token "
+                                        "of the text that the engine reads.",
+                                        "Once upon a time there was a table of letters.",
+                                        "Once upon a time there was a table of letters!", "Quite another beginning"};
     for (int i = 0; i < 4; i++) prompt_of(&s, texts[i], &p[i]);
     run(&s, &p[0], &r);
     ms_turn_result_free(&r);
@@ -236,8 +241,9 @@ static void far_back(void **state) {
 
 static void declared_tools_reach_the_parser(void **state) {
     (void)state;
-    static const char request[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"system\",\"tools\":[{\"name\":\"b\"}]}],"
-                                  "\"tools\":[{\"name\":\"a\",\"n\":1.0}],\"thinking\":false}";
+    static const char request[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"system\",\"tools\":[{\"name\":\"b\"}]}],"
+        "\"tools\":[{\"name\":\"a\",\"n\":1.0}],\"thinking\":false}";
     setup s;
     ms_error err;
     ms_json_doc *doc;
@@ -278,8 +284,11 @@ static void text_files_must_agree(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_side), cmocka_unit_test(turns_continue), cmocka_unit_test(other_prompts_share_their_beginning),
-        cmocka_unit_test(far_back), cmocka_unit_test(declared_tools_reach_the_parser), cmocka_unit_test(text_files_must_agree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(text_side),
+                                       cmocka_unit_test(turns_continue),
+                                       cmocka_unit_test(other_prompts_share_their_beginning),
+                                       cmocka_unit_test(far_back),
+                                       cmocka_unit_test(declared_tools_reach_the_parser),
+                                       cmocka_unit_test(text_files_must_agree)};
     return cmocka_run_group_tests(tests, make_checkpoint, remove_checkpoint);
 }

@@ -1,7 +1,7 @@
 /* k3_synth.h: writes a random checkpoint in the official Kimi K3 layout, of any size (lane/synth.h).
  *
- * Files: model-NNNNN-of-NNNNNN.safetensors (one a layer, one for the rest, two with vision dummies when asked for: 3 + 165
- *   tensors), index, config.json.
+ * Files: model-NNNNN-of-NNNNNN.safetensors (one a layer, one for the rest, two with vision dummies when asked for: 3 +
+ * 165 tensors), index, config.json.
  *
  * Owns, threads, errors: as lane/synth.h.
  */

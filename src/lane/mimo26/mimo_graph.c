@@ -12,11 +12,16 @@ enum {
     WS_SUM,    /* [rows][hidden]: the residual stream */
     WS_NORMED, /* [rows][hidden]: normed input of a half layer */
     WS_BRANCH, /* [rows][hidden]: what attention or feed-forward adds */
-    WS_Q, WS_K, WS_V,
-    WS_HEADS,  /* [rows][heads * value]: attention output */
-    WS_ROPE,   /* [rows][rotary] of either kind, full first */
+    WS_Q,
+    WS_K,
+    WS_V,
+    WS_HEADS, /* [rows][heads * value]: attention output */
+    WS_ROPE,  /* [rows][rotary] of either kind, full first */
     WS_ROPE_HOST,
-    WS_IDS, WS_WEIGHTS, WS_PAIRS, WS_HOST,
+    WS_IDS,
+    WS_WEIGHTS,
+    WS_PAIRS,
+    WS_HOST,
     WS_COUNT
 };
 
@@ -143,7 +148,9 @@ static void attention(pass *p, uint32_t l) {
                         .value_scale = p->c->value_scale,
                         .sink = a->sink ? &w->sink : NULL};
     const ms_state_part *rows = ms_state_find(p->run->state, kind_names[p->c->kind[l]], l);
-    const ms_gqa_io io = {.q = q, .k = k, .v = v,
+    const ms_gqa_io io = {.q = q,
+                          .k = k,
+                          .v = v,
                           .rope = p->rope[p->c->kind[l]],
                           .rows = rows->current,
                           .ring = rows->ring,
@@ -152,6 +159,21 @@ static void attention(pass *p, uint32_t l) {
     p->be->gqa_range(p->be, &gqa, &io, p->n);
     const ms_product out = {&w->o, p->branch, p->c->hidden, false};
     p->be->project(p->be, heads, p->n, &out, 1);
+}
+
+static ms_router router_of(const pass *p, uint32_t l) {
+    return (ms_router){.gate = &p->w->layer[l].router,
+                       .bias = &p->w->layer[l].router_bias,
+                       .top_k = p->c->top_k,
+                       .renormalize = p->c->renormalize,
+                       .scale = p->c->routed_scale};
+}
+
+static ms_moe_buffers moe_buffers(const pass *p) {
+    return (ms_moe_buffers){.ids = p->run->workspace[WS_IDS],
+                            .weights = ws(p, WS_WEIGHTS),
+                            .pairs = ws(p, WS_PAIRS),
+                            .host = p->run->workspace[WS_HOST]};
 }
 
 static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
@@ -166,20 +188,24 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
                         .dim = c->hidden,
                         .experts = c->experts,
                         .shape = mimo_expert_shape(c),
-                        .router = {.gate = &w->router,
-                                   .bias = &w->router_bias,
-                                   .top_k = c->top_k,
-                                   .renormalize = c->renormalize,
-                                   .scale = c->routed_scale},
+                        .router = router_of(p, l),
                         .act = swiglu};
-    const ms_moe_buffers buf = {.ids = p->run->workspace[WS_IDS],
-                                .weights = ws(p, WS_WEIGHTS),
-                                .pairs = ws(p, WS_PAIRS),
-                                .host = p->run->workspace[WS_HOST]};
+    const ms_moe_buffers buf = moe_buffers(p);
     const uint32_t *ids = NULL;
     MS_TRY(ms_moe_forward(p->be, p->run->experts, moe_layer, &moe, &buf, p->branch, p->normed, p->n, &ids, err));
     if (p->run->routes) p->run->routes(p->run->routes_arg, l, p->n, c->top_k, ids);
     return MS_OK;
+}
+
+/* What the router of the next layer would say if its attention added nothing.  Its reads run beside that attention. */
+static ms_status guess_next(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
+    const mimo_config *c = p->c;
+    if (p->n != 1 || p->be->deferred || l + 1 >= c->layers || !c->moe[l + 1]) return MS_OK;
+    if (!ms_expert_wants_guess(p->run->experts)) return MS_OK;
+    p->be->rms_norm(p->be, p->normed, p->sum, 1, c->hidden, &p->w->layer[l + 1].post_norm, c->eps);
+    const ms_router router = router_of(p, l + 1);
+    const ms_moe_buffers buf = moe_buffers(p);
+    return ms_moe_guess(p->be, p->run->experts, moe_layer, &router, &buf, p->normed, err);
 }
 
 static ms_status layer(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
@@ -221,6 +247,7 @@ ms_status mimo_forward(const ms_run *run, ms_error *err) {
     for (uint32_t l = 0; l < p.c->layers; l++) {
         MS_TRY(layer(&p, l, moe_layer, err));
         if (p.c->moe[l]) moe_layer++;
+        MS_TRY(guess_next(&p, l, moe_layer, err));
         if (run->layer_done) MS_TRY(run->layer_done(run->layer_done_arg, l, err));
     }
     if (run->want_logits) MS_TRY(head(&p, err));

@@ -5,7 +5,8 @@
 enum { LARGEST = 0x7E };
 
 /* Whether rows [first, last) have the largest code in columns [from, to). */
-static bool has_largest(const uint8_t *codes, uint32_t first, uint32_t last, uint32_t from, uint32_t to, uint32_t cols) {
+static bool has_largest(const uint8_t *codes, uint32_t first, uint32_t last, uint32_t from, uint32_t to,
+                        uint32_t cols) {
     for (uint32_t r = first; r < last; r++)
         for (uint32_t c = from; c < to; c++)
             if ((codes[(size_t)r * cols + c] & 0x7F) == LARGEST) return true;
@@ -15,12 +16,13 @@ static bool has_largest(const uint8_t *codes, uint32_t first, uint32_t last, uin
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* Blocks of rows [first, last) that start at `start`, over all columns. */
-static void count_rows(uint64_t *blocks, uint64_t *full, const uint8_t *chunk, uint32_t start, uint32_t first, uint32_t last,
-                       uint32_t cols) {
+static void count_rows(uint64_t *blocks, uint64_t *full, const uint8_t *chunk, uint32_t start, uint32_t first,
+                       uint32_t last, uint32_t cols) {
     for (uint32_t row = first - (first - start) % MIMO_FP8_BLOCK; row < last; row += MIMO_FP8_BLOCK) {
         for (uint32_t col = 0; col < cols; col += MIMO_FP8_BLOCK) {
             (*blocks)++;
-            *full += has_largest(chunk, row, min_u32(row + MIMO_FP8_BLOCK, last), col, min_u32(col + MIMO_FP8_BLOCK, cols), cols);
+            *full += has_largest(chunk, row, min_u32(row + MIMO_FP8_BLOCK, last), col,
+                                 min_u32(col + MIMO_FP8_BLOCK, cols), cols);
         }
     }
 }
@@ -40,13 +42,16 @@ static double share(uint64_t full, uint64_t blocks) { return blocks ? 100.0 * (d
 static ms_status judge(const mimo_grid *g, ms_text *report, ms_error *err) {
     double running = share(g->running_full, g->running), restarting = share(g->restarting_full, g->restarting);
     if (restarting > running + 1)
-        return ms_fail(err, MS_ERR_FORMAT,
-                       "qkv_proj.weight_scale_inv: expected blocks that run through a chunk, but %.1f %% of such blocks have the "
-                       "largest code and %.1f %% of blocks that start anew at K and V",
-                       running, restarting);
-    ms_text_printf(report, "scale grid  %.1f %% of %llu blocks with K and V rows have the largest code; %.1f %% if they started anew%s\n",
-                   running, (unsigned long long)g->running, restarting,
-                   running < 50 ? " (these weights do not tell the readings apart)" : "");
+        return ms_fail(
+            err, MS_ERR_FORMAT,
+            "qkv_proj.weight_scale_inv: expected blocks that run through a chunk, but %.1f %% of such blocks have the "
+            "largest code and %.1f %% of blocks that start anew at K and V",
+            running, restarting);
+    ms_text_printf(
+        report,
+        "scale grid  %.1f %% of %llu blocks with K and V rows have the largest code; %.1f %% if they started anew%s\n",
+        running, (unsigned long long)g->running, restarting,
+        running < 50 ? " (these weights do not tell the readings apart)" : "");
     return MS_OK;
 }
 

@@ -1,8 +1,8 @@
 /* mimo_grid.h: whether the block scales of the fused matrices are read as they were written.
  *
- * Shapes do not tell how scale blocks lie in a chunk of [Q; K; V]: running through it, or starting anew at K and V.  The
- * weights do: a quantiser maps the largest value of a block to the largest code, so under the right reading nearly every
- * block has such a code.
+ * Shapes do not tell how scale blocks lie in a chunk of [Q; K; V]: running through it, or starting anew at K and V. The
+ * weights do: a quantiser maps the largest value of a block to the largest code, so under the right reading nearly
+ * every block has such a code.
  *
  * Owns: nothing.  Threads: pure but for reading the checkpoint.
  */

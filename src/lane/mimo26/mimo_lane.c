@@ -87,7 +87,8 @@ static ms_status add_part(const mimo_config *c, ms_static_format format, uint32_
     return ms_static_list_add(out, &item, err);
 }
 
-static ms_status add_layer(const mimo_config *c, ms_static_format format, uint32_t l, ms_static_list *out, ms_error *err) {
+static ms_status add_layer(const mimo_config *c, ms_static_format format, uint32_t l, ms_static_list *out,
+                           ms_error *err) {
     size_t at = offsetof(mimo_weights, layer) + l * sizeof(mimo_layer);
     for (size_t i = 0; i < sizeof residents / sizeof residents[0]; i++)
         if (mimo_has_part(c, l, residents[i].part))
@@ -103,7 +104,8 @@ static ms_status add_layer(const mimo_config *c, ms_static_format format, uint32
 
 ms_status mimo_statics(const void *config, ms_static_format format, ms_static_list *out, ms_error *err) {
     const mimo_config *c = config;
-    const resident norm = {MIMO_FINAL_NORM, MIMO_PARTS, 0, false, false}, head = {MIMO_LM_HEAD, MIMO_PARTS, 0, false, false};
+    const resident norm = {MIMO_FINAL_NORM, MIMO_PARTS, 0, false, false},
+                   head = {MIMO_LM_HEAD, MIMO_PARTS, 0, false, false};
     for (uint32_t l = 0; l < c->layers; l++) MS_TRY(add_layer(c, format, l, out, err));
     MS_TRY(add_part(c, format, 0, &norm, offsetof(mimo_weights, final_norm), NULL, out, err));
     return add_part(c, format, 0, &head, offsetof(mimo_weights, lm_head), NULL, out, err);

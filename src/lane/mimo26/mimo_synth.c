@@ -23,10 +23,20 @@ static void choose_values(ms_synth_tensor *t, mimo_part part) {
         t->amplitude = 0.1f;
     }
     switch (part) {
-    case MIMO_SINK: t->mean = 0.0f; t->amplitude = 1.0f; break;
-    case MIMO_ROUTER_BIAS: t->mean = 0.0f; t->amplitude = 0.01f; break;
-    case MIMO_EMBED: t->amplitude = ms_synth_amplitude(1); break;
-    case MIMO_LM_HEAD: t->amplitude *= 3.0f; break; /* logits with clear maxima */
+    case MIMO_SINK:
+        t->mean = 0.0f;
+        t->amplitude = 1.0f;
+        break;
+    case MIMO_ROUTER_BIAS:
+        t->mean = 0.0f;
+        t->amplitude = 0.01f;
+        break;
+    case MIMO_EMBED:
+        t->amplitude = ms_synth_amplitude(1);
+        break;
+    case MIMO_LM_HEAD:
+        t->amplitude *= 3.0f;
+        break; /* logits with clear maxima */
     case MIMO_QKV_SCALE:
     case MIMO_DENSE_GATE_SCALE:
     case MIMO_DENSE_UP_SCALE:
@@ -34,11 +44,13 @@ static void choose_values(ms_synth_tensor *t, mimo_part part) {
         t->mean = 1.0f / (0.6f * sqrtf((float)(inputs * MIMO_FP8_BLOCK)));
         t->amplitude = 0.1f * t->mean;
         break;
-    default: break;
+    default:
+        break;
     }
 }
 
-static ms_status add_part(ms_synth_plan *p, const mimo_config *c, uint32_t layer, mimo_part part, ms_dtype only, ms_error *err) {
+static ms_status add_part(ms_synth_plan *p, const mimo_config *c, uint32_t layer, mimo_part part, ms_dtype only,
+                          ms_error *err) {
     if (!mimo_has_part(c, layer, part)) return MS_OK;
     char name[MIMO_NAME_SIZE];
     mimo_tensor_name(name, sizeof name, layer, part);
@@ -54,18 +66,20 @@ static ms_status add_part(ms_synth_plan *p, const mimo_config *c, uint32_t layer
 static ms_status add_dense(ms_synth_plan *p, const mimo_config *c, ms_error *err) {
     static const ms_dtype types[] = {MS_DTYPE_F32, MS_DTYPE_BF16, MS_DTYPE_F8_E4M3};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        for (mimo_part part = MIMO_LAYER_PARTS; part < MIMO_PARTS; part++) MS_TRY(add_part(p, c, 0, part, types[i], err));
+        for (mimo_part part = MIMO_LAYER_PARTS; part < MIMO_PARTS; part++)
+            MS_TRY(add_part(p, c, 0, part, types[i], err));
         for (uint32_t l = 0; l < c->layers; l++)
             for (mimo_part part = 0; part < MIMO_LAYER_PARTS; part++) MS_TRY(add_part(p, c, l, part, types[i], err));
     }
     return MS_OK;
 }
 
-static ms_status add_expert(ms_synth_plan *p, const ms_expert_naming *naming, uint32_t layer, uint32_t expert, bool gaussian,
-                            ms_error *err) {
+static ms_status add_expert(ms_synth_plan *p, const ms_expert_naming *naming, uint32_t layer, uint32_t expert,
+                            bool gaussian, ms_error *err) {
     for (int i = 0; i < MS_EXPERT_PARTS; i++) {
         char name[MIMO_NAME_SIZE];
-        (void)snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.%s", (unsigned)layer, (unsigned)expert, naming->suffix[i]);
+        (void)snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.%s", (unsigned)layer, (unsigned)expert,
+                       naming->suffix[i]);
         bool packed = i % 2 == 0;
         ms_synth_tensor t = {
             .dtype = MS_DTYPE_U8,
@@ -159,9 +173,12 @@ static void put_list(ms_text *t, const char *key, const uint8_t *values, uint32_
     ms_text_puts(t, "],\n");
 }
 
-static void put_attention(ms_text *t, const mimo_attention *a, const char *prefix, const char *heads, const char *kv_heads) {
-    ms_text_printf(t, " \"%s%s\": %u,\n \"%s%s\": %u,\n \"%shead_dim\": %u,\n \"%sv_head_dim\": %u,\n \"%srope_theta\": ", prefix, heads,
-                   (unsigned)a->heads, prefix, kv_heads, (unsigned)a->kv_heads, prefix, (unsigned)a->key, prefix, (unsigned)a->value, prefix);
+static void put_attention(ms_text *t, const mimo_attention *a, const char *prefix, const char *heads,
+                          const char *kv_heads) {
+    ms_text_printf(
+        t, " \"%s%s\": %u,\n \"%s%s\": %u,\n \"%shead_dim\": %u,\n \"%sv_head_dim\": %u,\n \"%srope_theta\": ", prefix,
+        heads, (unsigned)a->heads, prefix, kv_heads, (unsigned)a->kv_heads, prefix, (unsigned)a->key, prefix,
+        (unsigned)a->value, prefix);
     ms_json_write_double(t, a->theta);
     ms_text_puts(t, ",\n");
 }
@@ -174,17 +191,20 @@ static void put_rotary(ms_text *t, const mimo_attention *a) {
 }
 
 static void put_quantization(ms_text *t) {
-    ms_text_puts(t, " \"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"activation_scheme\": \"dynamic\", "
-                    "\"weight_block_size\": [128, 128], \"store_dtype\": \"mxfp4\", \"mxfp4_block_size\": 32}\n}\n");
+    ms_text_puts(
+        t,
+        " \"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"activation_scheme\": \"dynamic\", "
+        "\"weight_block_size\": [128, 128], \"store_dtype\": \"mxfp4\", \"mxfp4_block_size\": 32}\n}\n");
 }
 
 void mimo_synth_config_text(ms_text *out, const mimo_config *c) {
     const mimo_attention *full = &c->attention[MIMO_FULL], *sliding = &c->attention[MIMO_SLIDING];
-    ms_text_puts(out, "{\n \"architectures\": [\"MiMoV2ForCausalLM\"],\n \"model_type\": \"mimo_v2\",\n"
-                      " \"attention_projection_layout\": \"fused_qkv\",\n \"attention_bias\": false,\n"
-                      " \"hidden_act\": \"silu\",\n \"scoring_func\": \"sigmoid\",\n \"topk_method\": \"noaux_tc\",\n"
-                      " \"n_group\": 1,\n \"topk_group\": 1,\n \"n_shared_experts\": null,\n \"tie_word_embeddings\": false,\n"
-                      " \"bos_token_id\": null,\n");
+    ms_text_puts(
+        out, "{\n \"architectures\": [\"MiMoV2ForCausalLM\"],\n \"model_type\": \"mimo_v2\",\n"
+             " \"attention_projection_layout\": \"fused_qkv\",\n \"attention_bias\": false,\n"
+             " \"hidden_act\": \"silu\",\n \"scoring_func\": \"sigmoid\",\n \"topk_method\": \"noaux_tc\",\n"
+             " \"n_group\": 1,\n \"topk_group\": 1,\n \"n_shared_experts\": null,\n \"tie_word_embeddings\": false,\n"
+             " \"bos_token_id\": null,\n");
     put_uint(out, "vocab_size", c->vocab);
     put_uint(out, "hidden_size", c->hidden);
     put_uint(out, "num_hidden_layers", c->layers);
@@ -201,8 +221,10 @@ void mimo_synth_config_text(ms_text *out, const mimo_config *c) {
     put_float(out, "layernorm_epsilon", c->eps);
     put_float(out, "attention_value_scale", c->value_scale);
     put_float(out, "routed_scaling_factor", c->routed_scale);
-    ms_text_printf(out, " \"norm_topk_prob\": %s,\n \"add_full_attention_sink_bias\": %s,\n \"add_swa_attention_sink_bias\": %s,\n",
-                   c->renormalize ? "true" : "false", full->sink ? "true" : "false", sliding->sink ? "true" : "false");
+    ms_text_printf(
+        out,
+        " \"norm_topk_prob\": %s,\n \"add_full_attention_sink_bias\": %s,\n \"add_swa_attention_sink_bias\": %s,\n",
+        c->renormalize ? "true" : "false", full->sink ? "true" : "false", sliding->sink ? "true" : "false");
     put_list(out, "hybrid_layer_pattern", c->kind, c->layers);
     put_list(out, "moe_layer_freq", c->moe, c->layers);
     put_quantization(out);
@@ -219,10 +241,20 @@ static ms_status check(const ms_synth_model *m, const ms_json *root, ms_error *e
 
 void mimo_config_official(mimo_config *out) {
     *out = (mimo_config){
-        .vocab = 152576, .hidden = 4096, .layers = 48, .dense_width = 16384,
-        .experts = 256, .top_k = 8, .expert_inner = 2048,
-        .eps = 1e-6f, .value_scale = 0.707f, .routed_scale = 1.0f, .renormalize = true,
-        .max_context = 1048576, .eos = 151645, .chunks = 4,
+        .vocab = 152576,
+        .hidden = 4096,
+        .layers = 48,
+        .dense_width = 16384,
+        .experts = 256,
+        .top_k = 8,
+        .expert_inner = 2048,
+        .eps = 1e-6f,
+        .value_scale = 0.707f,
+        .routed_scale = 1.0f,
+        .renormalize = true,
+        .max_context = 1048576,
+        .eos = 151645,
+        .chunks = 4,
         .attention = {[MIMO_FULL] = {64, 4, 192, 128, 64, 0, false, 1e7},
                       [MIMO_SLIDING] = {64, 8, 192, 128, 64, 128, true, 1e4}},
     };
@@ -236,9 +268,11 @@ void mimo_config_official(mimo_config *out) {
 
 static ms_status model_of(ms_synth_model *m, const mimo_config *cfg, ms_error *err) {
     if (cfg->layers == 0 || cfg->layers > MIMO_MAX_LAYERS)
-        return ms_fail(err, MS_ERR_FORMAT, "num_hidden_layers: expected 1 to %d, found %u", MIMO_MAX_LAYERS, (unsigned)cfg->layers);
+        return ms_fail(err, MS_ERR_FORMAT, "num_hidden_layers: expected 1 to %d, found %u", MIMO_MAX_LAYERS,
+                       (unsigned)cfg->layers);
     if (cfg->chunks == 0) return ms_fail(err, MS_ERR_FORMAT, "metadata.tp_size: expected at least 1, found 0");
-    *m = (ms_synth_model){.config = cfg, .shards = shard_count, .plan = plan_shard, .config_text = config_text, .check = check};
+    *m = (ms_synth_model){
+        .config = cfg, .shards = shard_count, .plan = plan_shard, .config_text = config_text, .check = check};
     (void)snprintf(m->metadata, sizeof m->metadata, ",\n    \"tp_size\": %u", (unsigned)cfg->chunks);
     return MS_OK;
 }

@@ -1,8 +1,8 @@
 /* mimo_synth.h: writes a random checkpoint in the official MiMo V2.6 layout, of any size (lane/synth.h).
  *
  * Files: model_pp0_epN_shard0.safetensors, each with four experts of every MoE layer (the first also with all dense
- *   tensors), index with metadata.tp_size, config.json.  With vision dummies: tensors of the skipped prefixes in the first
- *   shard, and model_mtp.safetensors.
+ *   tensors), index with metadata.tp_size, config.json.  With vision dummies: tensors of the skipped prefixes in the
+ * first shard, and model_mtp.safetensors.
  *
  * Owns, threads, errors: as lane/synth.h.
  */
