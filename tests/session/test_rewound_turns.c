@@ -191,8 +191,7 @@ static void other_prompts_share_their_beginning(void **state) {
     ms_prompt p[4];
     ms_turn_result r;
     open_setup(&s, false);
-    static const char *const texts[] = {"Once upon a time there was a table of numbers, and every number was a token "
-                                        "of the text that the engine reads.",
+    static const char *const texts[] = {"Once upon a time there was a table of numbers: tokens of the text that is read.",
                                         "Once upon a time there was a table of letters.",
                                         "Once upon a time there was a table of letters!", "Quite another beginning"};
     for (int i = 0; i < 4; i++) prompt_of(&s, texts[i], &p[i]);
