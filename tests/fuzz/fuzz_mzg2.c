@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const ms_expert_shape shape = {64, 32};
+static const ms_expert_shape shape = {.hidden = 64, .inner = 32};
 
 /* A small expert, coded: front and block that inputs are laid over. */
 typedef struct base {

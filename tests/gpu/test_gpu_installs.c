@@ -13,7 +13,7 @@
 #include <string.h>
 
 enum { HIDDEN = 64, INNER = 32, SLOTS = 5, SOURCES = 6, ZERO = SOURCES, UNKNOWN, BUFFERS = 7, STEPS = 600, PAIRS = 4 };
-static const ms_expert_shape shape = {HIDDEN, INNER};
+static const ms_expert_shape shape = {.hidden = HIDDEN, .inner = INNER};
 static const ms_situ act = {4.0f, 25.0f};
 
 static const char *const modes[][2] = {{NULL, NULL}, {"1", NULL}, {"1", "1"}, {NULL, "1"}};

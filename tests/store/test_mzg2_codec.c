@@ -368,7 +368,11 @@ static void check_coding(ms_expert_shape s, const uint8_t *experts, uint32_t cou
 
 static void odd_experts_survive(void **state) {
     (void)state;
-    static const ms_expert_shape shapes[] = {{32, 32}, {64, 32}, {32, 96}, {160, 64}, {512, 256}};
+    static const ms_expert_shape shapes[] = {{.hidden = 32, .inner = 32},
+                                             {.hidden = 64, .inner = 32},
+                                             {.hidden = 32, .inner = 96},
+                                             {.hidden = 160, .inner = 64},
+                                             {.hidden = 512, .inner = 256}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         size_t bytes = ms_expert_bytes(shapes[i]);
         uint8_t *experts = malloc(5 * bytes);
@@ -382,7 +386,7 @@ static void odd_experts_survive(void **state) {
 /* Experts that the tables were not made for, of every kind, still come back. */
 static void foreign_tables_still_code(void **state) {
     (void)state;
-    ms_expert_shape s = {64, 64};
+    ms_expert_shape s = {.hidden = 64, .inner = 64};
     size_t bytes = ms_expert_bytes(s);
     ms_error err = {0};
     uint8_t *expert = malloc(bytes), *slot = malloc(bytes), *back = malloc(bytes), *block = malloc(ms_mzg2_block_max_bytes(s));
@@ -436,7 +440,7 @@ static void signs_are_as_recorded(void **state) {
     size_t n, want_n;
     get_bytes(golden_dir, "expert.bin", &expert, &n);
     get_bytes(golden_dir, "expert.nz", &want, &want_n);
-    ms_expert_shape s = {512, 256};
+    ms_expert_shape s = {.hidden = 512, .inner = 256};
     uint8_t *bits = malloc(ms_mzg2_signs_max_bytes(s));
     assert_int_equal(ms_mzg2_signs_take(bits, (const uint8_t *)expert, s), want_n);
     assert_memory_equal(bits, want, want_n);
