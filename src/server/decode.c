@@ -86,7 +86,7 @@ static ms_status add_logprob(ms_decode *d, const float *logits, uint32_t id, ms_
         l->items = items;
         l->cap = cap;
     }
-    uint32_t vocab = d->g->timeline->vocab, best[20], count = 0;
+    uint32_t vocab = ms_text_model_ids(d->g->text), best[20], count = 0;
     double max = -INFINITY, sum = 0;
     uint32_t most = d->job->request.top_logprobs < 20 ? d->job->request.top_logprobs : 20;
     for (uint32_t i = 0; i < vocab; i++) {
@@ -133,12 +133,11 @@ static ms_status give_delta(ms_decode *d, bool last, ms_error *err) {
 }
 
 /* A token of text without structure. */
-static ms_status push_raw(ms_decode *d, uint32_t id, bool *done) {
+static ms_status push_raw(ms_decode *d, uint32_t id) {
     size_t len;
     const uint8_t *bytes = ms_tokenizer_token(d->g->text->tokenizer, id, &len);
     d->delta.reasoning.len = d->delta.content.len = 0;
     d->delta.channel = MS_CHANNEL_RESPONSE;
-    *done = id == d->g->text->info.eos;
     if (bytes) ms_utf8_stream_push(&d->utf8, bytes, len, &d->delta.content);
     else ms_utf8_stream_end(&d->utf8, &d->delta.content);
     return MS_OK;
@@ -169,8 +168,9 @@ static void note_progress(ms_decode *d) {
 static ms_status take(ms_decode *d, const float *logits, uint32_t id, bool *done, ms_error *err) {
     MS_TRY(ms_ids_push(&d->generated, id, err));
     ms_status status = d->parser ? d->g->text->lane->parser->push(d->parser, id, &d->delta, done, err)
-                                 : push_raw(d, id, done);
+                                 : push_raw(d, id);
     MS_TRY(status);
+    *done = *done || ms_text_model_stops(d->g->text, id);
     if (d->delta.channel == MS_CHANNEL_THINK) d->reasoning++;
     if (d->job->request.logprobs && d->delta.channel == MS_CHANNEL_RESPONSE && !*done) {
         MS_TRY(add_logprob(d, logits, id, err));
@@ -201,7 +201,7 @@ ms_status ms_decode_run(ms_decode *d, const float *logits, ms_error *err) {
     for (;;) {
         uint32_t id;
         bool done = false;
-        MS_TRY(ms_sampler_pick(&d->sampler, logits, t->vocab, &id, err));
+        MS_TRY(ms_sampler_pick(&d->sampler, logits, ms_text_model_ids(d->g->text), &id, err));
         MS_TRY(take(d, logits, id, &done, err));
         if (done || d->stops.matched) {
             d->end = done ? MS_END_MESSAGE : MS_END_STOP_STRING;

@@ -42,6 +42,11 @@ bool ms_text_model_stops(const ms_text_model *t, uint32_t id) {
     return false;
 }
 
+uint32_t ms_text_model_ids(const ms_text_model *t) {
+    uint32_t ids = ms_tokenizer_ids(t->tokenizer);
+    return ids < t->info.vocab ? ids : t->info.vocab;
+}
+
 static ms_status add_stop(ms_text_model *out, const ms_json *v, const char *path, ms_error *err) {
     uint64_t id;
     if (!ms_json_u64(v, &id) || id >= out->info.vocab)

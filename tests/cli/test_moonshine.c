@@ -399,6 +399,7 @@ static void synth_mimo(void **state) {
     expect(0, "mimo26 layout is complete", NULL, ARGS("verify", dir), "");
     expect(0, "scale grid", NULL, ARGS("verify", dir, "--weights"), "");
     expect(0, "window", NULL, ARGS("plan", dir, "--context", "100"), "");
+    cli_remove_folder(dir);
     cli_remove_folder(folder);
 }
 

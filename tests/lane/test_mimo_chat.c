@@ -253,7 +253,7 @@ static void read_one(const reading *r, bool with_tools) {
     ms_error err;
     mimo_parser *p;
     ms_reply reply;
-    ms_reply_delta delta = {{0}, {0}};
+    ms_reply_delta delta = {.channel = MS_CHANNEL_NONE};
     ms_text reasoning = {0}, content = {0}, calls = {0};
     bool done = false;
     assert_int_equal(ms_tokenizer_encode(tokenizer, r->output, strlen(r->output), true, &ids, &err), MS_OK);
@@ -302,6 +302,32 @@ static void replies_are_read(void **state) {
     }
 }
 
+/* Each id's channel, and whether the reply is where calls are: t(hink), r(esponse) or - for neither; N where calls are. */
+static void channels_are_told(void **state) {
+    (void)state;
+    static const char output[] = "<think>a</think>b" C "c" D " " C "d" D "e";
+    ms_ids ids = {0};
+    ms_error err;
+    mimo_parser *p;
+    ms_reply_delta delta = {.channel = MS_CHANNEL_NONE};
+    bool done;
+    ms_text found = {0};
+    assert_int_equal(ms_tokenizer_encode(tokenizer, output, strlen(output), true, &ids, &err), MS_OK);
+    assert_int_equal(mimo_parser_create(&p, tokenizer, T, &err), MS_OK);
+    for (size_t i = 0; i < ids.count; i++) {
+        assert_int_equal(mimo_parser_push(p, ids.data[i], &delta, &done, &err), MS_OK);
+        ms_text_puts(&found, delta.in_tools ? "N" : (const char *const[]){"-", "t", "r"}[delta.channel]);
+        assert_true(!delta.in_tools || delta.channel != MS_CHANNEL_THINK);
+    }
+    assert_int_equal(found.len, ids.count);
+    assert_string_equal(found.data, "-t-rNN-rNN-r");
+    mimo_parser_destroy(p);
+    ms_text_free(&found);
+    ms_text_free(&delta.reasoning);
+    ms_text_free(&delta.content);
+    ms_ids_free(&ids);
+}
+
 static void unknown_ids_are_refused(void **state) {
     (void)state;
     mimo_parser *p;
@@ -314,7 +340,7 @@ static void unknown_ids_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(requests_render), cmocka_unit_test(text_stays_text),
-                                       cmocka_unit_test(bad_requests_are_refused), cmocka_unit_test(replies_are_read),
+                                       cmocka_unit_test(bad_requests_are_refused), cmocka_unit_test(replies_are_read), cmocka_unit_test(channels_are_told),
                                        cmocka_unit_test(unknown_ids_are_refused)};
     return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
 }

@@ -429,7 +429,7 @@ static void sample_is_small(void **state) {
     size_t n;
     uint32_t payload = 0;
     get_bytes(golden_dir, "expert.bin", &expert, &n);
-    check_coding((ms_expert_shape){512, 256}, (const uint8_t *)expert, 1, &payload);
+    check_coding((ms_expert_shape){.hidden = 512, .inner = 256}, (const uint8_t *)expert, 1, &payload);
     assert_in_range(payload, 1, 181854);
     free(expert);
 }

@@ -292,6 +292,13 @@ static ms_status take_control(mimo_parser *p, uint32_t id, const char *name, ms_
     return MS_OK;
 }
 
+/* Whose text an ordinary id is now. */
+static ms_channel text_channel(const mimo_parser *p) {
+    static const ms_channel channels[] = {
+        [REASONING] = MS_CHANNEL_THINK, [CONTENT] = MS_CHANNEL_RESPONSE, [CALL] = MS_CHANNEL_NONE};
+    return channels[p->state];
+}
+
 /* What was added behind the given lengths. */
 static ms_status give_delta(mimo_parser *p, ms_reply_delta *delta, size_t reasoning, size_t content, ms_error *err) {
     const ms_text *const texts[] = {&p->reasoning, &p->content, &p->block, &p->gap, &p->decided};
@@ -314,6 +321,7 @@ ms_status mimo_parser_push(mimo_parser *p, uint32_t id, ms_reply_delta *delta, b
     const uint8_t *bytes = ms_tokenizer_token(p->tokenizer, id, &len);
     if (!name && !bytes)
         return ms_fail(err, MS_ERR_USAGE, "token id %u: the tokenizer has no such token", (unsigned)id);
+    if (delta) delta->channel = p->over || name ? MS_CHANNEL_NONE : text_channel(p);
     if (!p->over && name) {
         MS_TRY(take_control(p, id, name, err));
     } else if (!p->over) {
@@ -321,6 +329,7 @@ ms_status mimo_parser_push(mimo_parser *p, uint32_t id, ms_reply_delta *delta, b
         deliver_decided(p);
     }
     *done = p->over;
+    if (delta) delta->in_tools = p->state == CALL || p->behind_call;
     return give_delta(p, delta, reasoning, content, err);
 }
 
@@ -332,6 +341,7 @@ static void hand_over(char **to, size_t *len, ms_text *text) {
 
 ms_status mimo_parser_finish(mimo_parser *p, ms_reply_delta *delta, ms_reply *out, ms_error *err) {
     size_t reasoning = p->reasoning.len, content = p->content.len;
+    if (delta) delta->channel = MS_CHANNEL_NONE, delta->in_tools = false;
     *out = (ms_reply){.status = p->over ? MS_REPLY_COMPLETE : MS_REPLY_TRUNCATED};
     ms_utf8_stream_end(&p->utf8, &p->decided);
     deliver_decided(p);
