@@ -45,6 +45,9 @@ typedef struct ms_causal_ops {
     ms_status (*restore)(ms_causal *c, uint64_t entry, ms_error *err);
     void (*drop)(ms_causal *c, uint64_t entry);
     void (*save)(ms_causal *c, const char *meta, size_t meta_len, ms_keep keep);
+    /* Going back without a point, as ms_session_rewind; NULL together: never. */
+    bool (*can_rewind)(const ms_causal *c, uint64_t position);
+    ms_status (*rewind)(ms_causal *c, uint64_t position, ms_error *err);
 } ms_causal_ops;
 
 struct ms_causal {

@@ -37,6 +37,8 @@ static void unmark(ms_causal *c, void *point) {
     (void)c;
     ms_snapshot_destroy(point);
 }
+static bool can_rewind(const ms_causal *c, uint64_t to) { return ms_session_can_rewind(of(c), to); }
+static ms_status go_to(ms_causal *c, uint64_t to, ms_error *err) { return ms_session_rewind(of(c), to, err); }
 static void stats(const ms_causal *c, ms_engine_stats *out) {
     ms_engine_get_stats(((const ms_causal_session *)(const void *)c)->engine, out);
 }
@@ -57,11 +59,11 @@ static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
     ms_prefix_store_save(self_of(c)->store, of(c), meta, len, keeps[keep]);
 }
 
-/* Without room for kept states the last four stay NULL. */
+/* Without room for kept states those four stay NULL. */
 #define TIMELINE                                                                                             \
     .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward,            \
     .cancel = cancel, .clear_cancel = clear_cancel, .mark = mark, .go_back = go_back, .unmark = unmark,      \
-    .stats = stats
+    .stats = stats, .can_rewind = can_rewind, .rewind = go_to
 static const ms_causal_ops plain_ops = {TIMELINE};
 static const ms_causal_ops keeping_ops = {TIMELINE, .peek = peek, .restore = restore, .drop = drop, .save = save};
 

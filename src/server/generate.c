@@ -119,7 +119,8 @@ static void end_stopped(run *r, ms_stop why, const char *phase, size_t generated
 static const char *reuse_word(const run *r) {
     switch (r->from.origin) {
     case MS_ORIGIN_LIVE:
-    case MS_ORIGIN_POINT: return "hit";
+    case MS_ORIGIN_POINT:
+    case MS_ORIGIN_REWOUND: return "hit";
     case MS_ORIGIN_KEPT: return "checkpoint";
     case MS_ORIGIN_COLD: break;
     }

@@ -226,6 +226,23 @@ static void find_on_timeline(const ms_retained *r, const ms_candidate *c, ms_beg
     }
 }
 
+/* Where the prompt leaves the timeline, or a little before: text may be cut into ids that the prompt does not have. */
+static void find_rewound(const ms_retained *r, const ms_candidate *c, ms_beginning *best) {
+    enum { NEAR = 256 };
+    const ms_causal *t = r->timeline;
+    ms_follow at[NEAR];
+    size_t last = best->matched, places = last < NEAR ? last : NEAR;
+    if (!t->ops->can_rewind || !places) return;
+    for (size_t i = 0; i < places; i++) at[i].matched = last - places + 1 + i;
+    (void)ms_follow_ids(c, r->model->tokenizer, t->ops->tokens(t), (size_t)t->ops->position(t), &r->marks, at, places);
+    for (size_t i = places; i-- > 0 && at[i].matched > best->at.matched;) {
+        if (!enough(c, at[i].used, NULL) || !t->ops->can_rewind(t, at[i].matched)) continue;
+        best->origin = MS_ORIGIN_REWOUND;
+        best->at = at[i];
+        return;
+    }
+}
+
 static void find_kept(const ms_retained *r, const ms_candidate *c, ms_beginning *best) {
     ms_causal *t = r->timeline;
     ms_causal_entry e;
@@ -248,6 +265,7 @@ static void find_kept(const ms_retained *r, const ms_candidate *c, ms_beginning 
 ms_beginning ms_retained_find(const ms_retained *r, const ms_candidate *c) {
     ms_beginning best = {.origin = MS_ORIGIN_COLD};
     find_on_timeline(r, c, &best);
+    find_rewound(r, c, &best);
     find_kept(r, c, &best);
     return best;
 }
@@ -256,6 +274,15 @@ static ms_status go_to_point(ms_retained *r, size_t i, ms_error *err) {
     MS_TRY(r->timeline->ops->go_back(r->timeline, r->points[i].point, err));
     drop_points_from(r, i + 1);
     ms_marks_cut(&r->marks, r->points[i].position);
+    return MS_OK;
+}
+
+static ms_status rewind_to(ms_retained *r, size_t position, ms_error *err) {
+    MS_TRY(r->timeline->ops->rewind(r->timeline, position, err));
+    size_t kept = 0;
+    while (kept < r->point_count && r->points[kept].position <= position) kept++;
+    drop_points_from(r, kept);
+    ms_marks_cut(&r->marks, position);
     return MS_OK;
 }
 
@@ -288,13 +315,17 @@ ms_status ms_retained_begin(ms_retained *r, const ms_candidate *c, ms_beginning 
         size_t matched = b->matched;
         *b = (ms_beginning){.origin = MS_ORIGIN_COLD, .matched = matched};
         find_on_timeline(r, c, b);
+        find_rewound(r, c, b);
     }
+    if (b->origin == MS_ORIGIN_REWOUND) return rewind_to(r, b->at.matched, err);
     if (b->origin == MS_ORIGIN_POINT) return go_to_point(r, b->point, err);
     if (b->origin == MS_ORIGIN_COLD) ms_retained_reset(r);
     return MS_OK;
 }
 
 ms_status ms_retained_back(ms_retained *r, size_t position, ms_error *err) {
+    const ms_causal *t = r->timeline;
+    if (t->ops->can_rewind && t->ops->can_rewind(t, position)) return rewind_to(r, position, err);
     size_t i = r->point_count;
     while (i && r->points[i - 1].position > position) i--;
     if (i) return go_to_point(r, i - 1, err);

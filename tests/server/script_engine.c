@@ -271,9 +271,9 @@ static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
 }
 
 static const ms_causal_ops plain_ops = {position, tokens, logits,  reset,  forward, cancel, clear_cancel, mark,
-                                        go_back,  unmark, stats,   NULL,   NULL,    NULL,   NULL};
+                                        go_back,  unmark, stats,   NULL,   NULL,    NULL,   NULL,         NULL, NULL};
 static const ms_causal_ops keeping_ops = {position, tokens, logits, reset, forward, cancel, clear_cancel, mark,
-                                          go_back,  unmark, stats,  peek,  restore, drop,   save};
+                                          go_back,  unmark, stats,  peek,  restore, drop,   save,         NULL, NULL};
 
 /* ------------------------------------------------------------------ life */
 
