@@ -61,7 +61,7 @@ struct results {
 };
 
 static results run_oracle(const problem &p, bool fast) {
-    ms_expert_shape s = {p.hidden, p.inner};
+    ms_expert_shape s = {p.hidden, p.inner, MS_ORDER_W1_W2_W3};
     ms_scratch_need need = {};
     need.rows = p.n;
     need.expert = s;
@@ -209,7 +209,7 @@ static void test_install(void **state) {
     static const uint32_t shapes[][2] = {{128, 96}, {32, 32}, {1088, 64}, {64, 1056}};
     for (const uint32_t *s : shapes) {
         std::vector<uint8_t> source = make_source(s[0], s[1], 5), expected(source.size());
-        assert_int_equal(ms_expert_install(expected.data(), source.data(), {s[0], s[1]}, NULL), MS_OK);
+        assert_int_equal(ms_expert_install(expected.data(), source.data(), {s[0], s[1], MS_ORDER_W1_W2_W3}, NULL), MS_OK);
         for (size_t at = 0; at < 19; at += at < 5 ? 1 : 3) {
             std::vector<uint8_t> shifted(at, 0xff);
             shifted.insert(shifted.end(), source.begin(), source.end());
@@ -235,7 +235,7 @@ static void test_bad_scale(void **state) {
         for (int j = 0; j < 3; j++) /* some in the packed bytes, where 255 is a value */
             source[next_random(&random) % 3 * matrix + packed + next_random(&random) % (matrix - packed)] = 255;
         ms_error err = {};
-        assert_int_equal(ms_expert_install(slot_host.data(), source.data(), {hidden, inner}, &err), MS_ERR_FORMAT);
+        assert_int_equal(ms_expert_install(slot_host.data(), source.data(), {hidden, inner, MS_ORDER_W1_W2_W3}, &err), MS_ERR_FORMAT);
         device slot(nullptr, source.size());
         uint32_t bad[3], row = 0, group = 0;
         ms_expert_matrix m = MS_W1;
