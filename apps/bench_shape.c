@@ -195,7 +195,7 @@ static ms_status write_model(shape_run *r, ms_error *err) {
         r->dir[0] = 0;
         return ms_fail(err, MS_ERR_IO, "%s: cannot make a folder there", f->folder ? f->folder : "/tmp");
     }
-    k3_synth_options so = {.sparse = true};
+    ms_synth_options so = {.sparse = true};
     MS_TRY(k3_synth_write(r->dir, c, &so, err));
     MS_TRY(ms_model_open(&r->model, r->dir, err));
     return shape_streams(f) ? shape_real_layers(r, err) : one_expert(r, err);

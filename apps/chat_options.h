@@ -24,6 +24,7 @@ typedef struct chat_options {
     double temperature, top_p, min_p;
     uint32_t top_k;
     int64_t seed;
+    bool allow_sampling; /* also with a model that only gives the best token */
     bool temperature_given, top_p_given, min_p_given, top_k_given, seed_given;
     ms_option_list stop;
     /* state */

@@ -158,8 +158,8 @@ static void on_load(void *arg, uint64_t done, uint64_t total) {
 
 static ms_status check_sampling(chat *c, ms_error *err) {
     const chat_options *o = c->o;
-    if (c->text.lane->greedy_only && c->sampler.temperature > 0) {
-        return ms_fail(err, MS_ERR_USAGE, "--temperature: %s models only give the best token (0), found %g",
+    if (c->text.lane->greedy_only && !o->allow_sampling && c->sampler.temperature > 0) {
+        return ms_fail(err, MS_ERR_USAGE, "--temperature: %s models only give the best token (0) without --allow-sampling, found %g",
                        c->text.lane->name, c->sampler.temperature);
     }
     if (c->sampler.temperature > 0) {

@@ -108,7 +108,21 @@ int ms_command_plan(int argc, char **argv) {
     return code ? code : fits ? 0 : 3;
 }
 
-static ms_status verify(const char *dir, ms_error *err) {
+/* What the lane looks for in weights. */
+static ms_status check_weights(const ms_model *m, ms_error *err) {
+    if (!m->lane->weights_check) {
+        printf("  weights     lane %s has nothing to look for\n", m->lane->name);
+        return MS_OK;
+    }
+    ms_text report = {0};
+    ms_status st = m->lane->weights_check(m->checkpoint, m->config, &report, err);
+    if (st == MS_OK && report.failed) st = ms_fail_memory(err, "a report", report.len);
+    if (st == MS_OK) printf("  %s", report.data ? report.data : "");
+    ms_text_free(&report);
+    return st;
+}
+
+static ms_status verify(const char *dir, bool weights, ms_error *err) {
     uint64_t start = ms_clock_ns();
     ms_model m;
     MS_TRY(ms_model_open(&m, dir, err));
@@ -123,16 +137,30 @@ static ms_status verify(const char *dir, ms_error *err) {
     printf("  experts     %u layers of %u, %" PRIu64 " bytes each, contiguous\n", m.experts.layer_count,
            m.experts.expert_count, m.experts.expert_bytes);
     printf("  identity    %016" PRIx64 "\n", ms_checkpoint_layout_digest(m.checkpoint));
-    printf("  seconds     %.2f\n", (double)(ms_clock_ns() - start) / 1e9);
+    ms_status st = weights ? check_weights(&m, err) : MS_OK;
+    if (st == MS_OK) printf("  seconds     %.2f\n", (double)(ms_clock_ns() - start) / 1e9);
     ms_model_close(&m);
-    return MS_OK;
+    return st;
 }
 
+typedef struct verify_flags {
+    bool weights;
+} verify_flags;
+
+static const ms_option verify_options[] = {
+    {.name = "weights", .type = MS_OPTION_FLAG, .offset = offsetof(verify_flags, weights),
+     .help = "Also look at weights for what headers cannot tell (mimo26: the grid of block scales)."},
+};
+
 int ms_command_verify(int argc, char **argv) {
+    verify_flags flags = {0};
+    const ms_option_group groups[] = {{"Options", verify_options, sizeof verify_options / sizeof verify_options[0], &flags}};
     const ms_option_set set = {.program = "moonshine verify",
-                               .synopsis = "[MODEL]",
+                               .synopsis = "[MODEL] [options]",
                                .about = "Checks config.json, the index, every header that is used, and that the parts of every "
-                                        "expert lie side by side. Reads no weights.",
+                                        "expert lie side by side. Reads no weights unless asked to.",
+                               .groups = groups,
+                               .group_count = 1,
                                .max_args = 1};
     ms_option_result r;
     int code = ms_command_parse(&set, argc, argv, &r);
@@ -140,6 +168,6 @@ int ms_command_verify(int argc, char **argv) {
     const char *model = ms_command_model(set.program, &r, 0);
     if (!model) return 2;
     ms_error err;
-    if (verify(model, &err) != MS_OK) return ms_command_fail(set.program, &err);
+    if (verify(model, flags.weights, &err) != MS_OK) return ms_command_fail(set.program, &err);
     return ms_command_finish(set.program);
 }

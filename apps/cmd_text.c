@@ -120,10 +120,11 @@ static void write_reply(ms_text *out, const ms_reply *r) {
     ms_text_puts(out, "]}");
 }
 
-static ms_status parse_ids(const ms_text_model *m, const ms_ids *ids, ms_channel channel, ms_text *out, ms_error *err) {
+static ms_status parse_ids(const ms_text_model *m, const ms_ids *ids, ms_channel channel, const ms_json *tools, ms_text *out,
+                           ms_error *err) {
     void *p = NULL;
     MS_TRY(m->lane->parser->create(&p, m->tokenizer, channel, err));
-    ms_status st = MS_OK;
+    ms_status st = tools && m->lane->parser->tools ? m->lane->parser->tools(p, tools, err) : MS_OK;
     bool done = false;
     for (size_t i = 0; i < ids->count && !done && st == MS_OK; i++)
         st = m->lane->parser->push(p, ids->data[i], NULL, &done, err);
@@ -142,7 +143,7 @@ static ms_status parse(const ms_text_model *m, const ms_json *in, ms_text *out, 
     ms_ids ids = {0};
     MS_TRY(get_channel(in, &channel, err));
     ms_status st = get_ids(in, &ids, err);
-    if (st == MS_OK) st = parse_ids(m, &ids, channel, out, err);
+    if (st == MS_OK) st = parse_ids(m, &ids, channel, ms_json_get(in, "tools"), out, err);
     ms_ids_free(&ids);
     return st;
 }
@@ -205,6 +206,7 @@ int ms_command_text(int argc, char **argv) {
                     "render  a chat request                      -> {\"segments\": [[kind, text], ...], \"ids\": [...]}\n"
                     "parse   {\"ids\": [...], \"channel\": \"think\"}  -> {\"status\", \"error\", \"recovered\", \"reasoning\", "
                     "\"content\", \"tool_calls\"}\n"
+                    "        \"tools\": declared tools, where argument types come from them\n"
                     "A line that cannot be answered gives {\"error\": ...} and exit code 1 at the end.",
         .max_args = 2};
     ms_option_result r;

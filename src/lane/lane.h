@@ -105,6 +105,9 @@ typedef struct ms_lane {
     /* Checks the whole directory; fills experts (caller frees). */
     ms_status (*layout_check)(const ms_checkpoint *c, const void *config, ms_expert_table *experts, ms_error *err);
 
+    /* Looks at weights for what headers cannot tell, and appends lines for people to report; NULL: nothing to look at. */
+    ms_status (*weights_check)(const ms_checkpoint *c, const void *config, ms_text *report, ms_error *err);
+
     ms_status (*statics)(const void *config, ms_static_format format, ms_static_list *out, ms_error *err);
     /* Appends to parts; returns the count (parts may be NULL to count). */
     uint32_t (*state_parts)(const void *config, ms_precision precision, ms_state_part *parts);

@@ -30,10 +30,12 @@ void ms_misses_unknown(ms_misses *m, const char *name) {
 
 ms_status ms_misses_finish(ms_misses *m, const char *dir, ms_error *err) {
     ms_status status = MS_OK;
-    if (m->list.failed) status = ms_fail_memory(err, "list of tensors", m->list.cap);
+    if (m->list.failed)
+        status = ms_fail_memory(err, "list of tensors", m->list.cap);
     else if (m->unlisted)
         status = ms_fail(err, MS_ERR_FORMAT, "%s: %s; and %u more", dir, m->list.data, (unsigned)m->unlisted);
-    else if (m->listed) status = ms_fail(err, MS_ERR_FORMAT, "%s: %s", dir, m->list.data);
+    else if (m->listed)
+        status = ms_fail(err, MS_ERR_FORMAT, "%s: %s", dir, m->list.data);
     ms_text_free(&m->list);
     *m = (ms_misses){0};
     return status;

@@ -16,7 +16,8 @@ typedef struct ms_misses {
 
 /* At most 20 are listed, fewer when they are long; the others are counted. */
 void ms_misses_note(ms_misses *m, const char *what);
-/* Notes a tensor that is missing or another than described; marks it in seen[] (by directory index) when it is there. */
+/* Notes a tensor that is missing or another than described; marks it in seen[] (by directory index) when it is there.
+ */
 void ms_misses_expect(ms_misses *m, const ms_checkpoint *c, const char *name, ms_dtype dtype, unsigned dims,
                       const uint64_t *shape, uint8_t *seen);
 void ms_misses_unknown(ms_misses *m, const char *name);

@@ -42,10 +42,14 @@ static void turn(double a, double *s, double *c) {
     double k = (a * 0.63661977236758134 + shift) - shift, r = ((a - k * half_pi_hi) - k * half_pi_mid) - k * half_pi_lo;
     double y = sine(r), x = cosine(r);
     double quarter = k - 4 * ((k / 4 - 0.375 + shift) - shift); /* k mod 4, k >= 0 */
-    if (quarter == 0) *s = y, *c = x;
-    else if (quarter == 1) *s = x, *c = -y;
-    else if (quarter == 2) *s = -y, *c = -x;
-    else *s = -x, *c = y;
+    if (quarter == 0)
+        *s = y, *c = x;
+    else if (quarter == 1)
+        *s = x, *c = -y;
+    else if (quarter == 2)
+        *s = -y, *c = -x;
+    else
+        *s = -x, *c = y;
 }
 
 void ms_rope_frequencies(float *out, double theta, uint32_t rotary) {

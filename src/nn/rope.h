@@ -1,7 +1,7 @@
 /* rope.h: the angles of rotary position encoding, made on the host for every backend alike (docs/numerics.md).
  *
- * Invariants: built from double + - * / and comparisons only, so the bits are the same on every machine; no libm function takes part.
- * Threads: pure functions.
+ * Invariants: built from double + - * / and comparisons only, so the bits are the same on every machine; no libm
+ * function takes part. Threads: pure functions.
  */
 #ifndef MS_NN_ROPE_H
 #define MS_NN_ROPE_H

@@ -61,7 +61,7 @@ static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
     ms_prefix_store_save(self_of(c)->store, of(c), meta, len, keeps[keep]);
 }
 
-/* Without room for kept states the last four stay NULL. */
+/* Without room for kept states those four stay NULL. */
 #define TIMELINE                                                                                             \
     .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward,            \
     .cancel = cancel, .clear_cancel = clear_cancel, .can_rewind = can_rewind, .rewind = rewind_to,           \

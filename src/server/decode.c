@@ -101,7 +101,7 @@ static ms_status add_logprob(ms_decode *d, const float *logits, uint32_t id, ms_
         l->items = items;
         l->cap = cap;
     }
-    uint32_t vocab = d->g->timeline->vocab, best[20], count = 0;
+    uint32_t vocab = ms_text_model_ids(d->g->text), best[20], count = 0;
     double max = -INFINITY, sum = 0;
     uint32_t most = d->job->request.top_logprobs < 20 ? d->job->request.top_logprobs : 20;
     for (uint32_t i = 0; i < vocab; i++) {
@@ -148,7 +148,7 @@ static ms_status give_delta(ms_decode *d, bool last, ms_error *err) {
 }
 
 /* A token of text without structure. */
-static ms_status push_raw(ms_decode *d, uint32_t id, bool *done) {
+static ms_status push_raw(ms_decode *d, uint32_t id) {
     size_t len;
     const uint8_t *bytes = ms_tokenizer_token(d->g->text->tokenizer, id, &len);
     d->delta.reasoning.len = d->delta.content.len = 0;

@@ -328,6 +328,8 @@ ms_status ms_retained_begin(ms_retained *r, const ms_candidate *c, ms_beginning 
 }
 
 ms_status ms_retained_back(ms_retained *r, size_t position, ms_error *err) {
+    const ms_causal *t = r->timeline;
+    if (t->ops->can_rewind && t->ops->can_rewind(t, position)) return rewind_to(r, position, err);
     size_t i = r->point_count;
     while (i && r->points[i - 1].position > position) i--;
     if (i) return go_to_point(r, i - 1, err);

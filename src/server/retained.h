@@ -7,7 +7,7 @@
  *   - where the timeline has generated ids, the prompt's text is what they spell: the model's own cut into tokens
  *     stays.
  * Nothing else is equal.  A match is used at a place where the state is: the end of the timeline, a point marked on it,
- * or a state kept elsewhere.  Only then the prompt's ids are the timeline's up to there, and its own behind it.
+ * a place that it can be rewound to, or a state kept elsewhere.  Only then the prompt's ids are the timeline's up to there, and its own behind it.
  *
  * Owns: marks, points and the logits of points.  Does not own: the timeline, the text model.
  * Threads: the inference thread.  Errors: MS_ERR_MEMORY; those of the timeline.
@@ -88,7 +88,7 @@ ms_status ms_retained_begin(ms_retained *r, const ms_candidate *c, ms_beginning 
 /* Marks the present end, in place of the oldest point of its kind when there is no room.  logits: NULL or [vocab].
  * Without room for points nothing happens. */
 ms_status ms_retained_mark(ms_retained *r, bool anchor, const float *logits, ms_error *err);
-/* Goes back to the last point at or before `position`; without one the timeline is emptied. */
+/* Goes back to `position`, or where that cannot be to the last point before it; without one the timeline is emptied. */
 ms_status ms_retained_back(ms_retained *r, size_t position, ms_error *err);
 /* Keeps the present state (causal.h, save). */
 void ms_retained_save(ms_retained *r, ms_keep keep);

@@ -42,6 +42,11 @@ bool ms_text_model_stops(const ms_text_model *t, uint32_t id) {
     return false;
 }
 
+uint32_t ms_text_model_ids(const ms_text_model *t) {
+    uint32_t ids = ms_tokenizer_ids(t->tokenizer);
+    return ids < t->info.vocab ? ids : t->info.vocab;
+}
+
 static ms_status add_stop(ms_text_model *out, const ms_json *v, const char *path, ms_error *err) {
     uint64_t id;
     if (!ms_json_u64(v, &id) || id >= out->info.vocab)
@@ -99,6 +104,10 @@ static ms_status open_hf(ms_text_model *out, const char *path, ms_error *err) {
     if (!ms_tokenizer_control_name(out->tokenizer, out->info.eos))
         return ms_fail(err, MS_ERR_FORMAT, "%s: added_tokens: expected the eos_token_id %u of config.json, found nothing", path,
                        out->info.eos);
+    /* The format's own control tokens. */
+    void *parser = NULL;
+    MS_TRY(out->lane->parser->create(&parser, out->tokenizer, MS_CHANNEL_RESPONSE, err));
+    out->lane->parser->destroy(parser);
     return MS_OK;
 }
 

@@ -24,5 +24,7 @@ ms_status ms_text_model_open(ms_text_model *out, const char *dir, ms_error *err)
 void ms_text_model_close(ms_text_model *t);
 
 bool ms_text_model_stops(const ms_text_model *t, uint32_t id);
+/* Ids that a reply may have: those behind them are padding of the model's matrices, without text. */
+uint32_t ms_text_model_ids(const ms_text_model *t);
 
 #endif

@@ -226,9 +226,7 @@ static ms_status take(decoding *d, uint32_t id, ms_error *err) {
 
 static ms_status decode(decoding *d, const float *logits, uint64_t limit, ms_error *err) {
     const ms_forward_options one = {.range = 1};
-    /* Ids behind the tokenizer's last one are padding of the matrices: no text. */
-    uint32_t vocab = d->t->model->info.vocab, ids = ms_tokenizer_ids(d->t->model->tokenizer);
-    if (ids > vocab) ids = vocab;
+    uint32_t ids = ms_text_model_ids(d->t->model);
     for (;;) {
         uint32_t id;
         MS_TRY(ms_sampler_pick(d->o->sampler, logits, ids, &id, err));

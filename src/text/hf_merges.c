@@ -88,10 +88,10 @@ static void rate(const ms_hf_merges *m, ms_hf_space *s, size_t *queued, uint32_t
     heap_push(s->heap, queued, (uint64_t)(uint32_t)merge->rank << 32 | at);
 }
 
-/* Every join takes one entry off the heap and adds at most two: with less than one a byte at first, 2 * len always suffice.  A part
- * keeps the index of its first byte, so that equal ranks go left to right. */
-ms_status ms_hf_merge(const ms_hf_merges *m, const uint32_t byte_ids[256], ms_hf_space *s, const uint8_t *piece, size_t len,
-                      ms_ids *out, ms_error *err) {
+/* Every join takes one entry off the heap and adds at most two: with less than one a byte at first, 2 * len always
+ * suffice.  A part keeps the index of its first byte, so that equal ranks go left to right. */
+ms_status ms_hf_merge(const ms_hf_merges *m, const uint32_t byte_ids[256], ms_hf_space *s, const uint8_t *piece,
+                      size_t len, ms_ids *out, ms_error *err) {
     if (len == 1) return ms_ids_push(out, byte_ids[*piece], err);
     if (len > INT32_MAX) return ms_fail(err, MS_ERR_USAGE, "a piece of %zu bytes is too long to tokenize", len);
     MS_TRY(reserve(s, len, err));
@@ -103,7 +103,8 @@ ms_status ms_hf_merge(const ms_hf_merges *m, const uint32_t byte_ids[256], ms_hf
         uint64_t entry = heap_pop(s->heap, &queued);
         uint32_t at = (uint32_t)entry;
         ms_hf_part *part = &s->parts[at];
-        if (part->rank == MS_HF_NO_RANK || (uint32_t)part->rank != entry >> 32) continue; /* joined or rated anew since */
+        if (part->rank == MS_HF_NO_RANK || (uint32_t)part->rank != entry >> 32)
+            continue; /* joined or rated anew since */
         ms_hf_part *gone = &s->parts[part->next];
         part->id = part->joined;
         part->next = gone->next;

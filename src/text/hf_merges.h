@@ -1,7 +1,7 @@
 /* hf_merges.h: merges of pairs of token ids, and merging a piece with them.
  *
- * A piece starts as single bytes; of all neighbours that have a merge the one of lowest rank is joined, the leftmost on a
- * tie, until none is left.
+ * A piece starts as single bytes; of all neighbours that have a merge the one of lowest rank is joined, the leftmost on
+ * a tie, until none is left.
  *
  * Owns: a table its slots, a space its scratch.  Threads: a built table may be shared; a space belongs to one thread.
  * Invariant: n log n in the length of the piece.
@@ -46,7 +46,7 @@ typedef struct ms_hf_space {
 void ms_hf_space_free(ms_hf_space *s);
 
 /* Appends the ids of piece[0..len), whose bytes are ids byte_ids[b].  MS_ERR_USAGE when it has 2^31 bytes or more. */
-ms_status ms_hf_merge(const ms_hf_merges *m, const uint32_t byte_ids[256], ms_hf_space *s, const uint8_t *piece, size_t len,
-                      ms_ids *out, ms_error *err);
+ms_status ms_hf_merge(const ms_hf_merges *m, const uint32_t byte_ids[256], ms_hf_space *s, const uint8_t *piece,
+                      size_t len, ms_ids *out, ms_error *err);
 
 #endif

@@ -48,10 +48,11 @@ typedef struct parsing {
 
 /* ------------------------------------------------------------------ fields */
 
-static ms_status fail_field(const parsing *p, ms_status code, const char *field, const char *expected, const ms_json *found,
-                            ms_error *err) {
+static ms_status fail_field(const parsing *p, ms_status code, const char *field, const char *expected,
+                            const ms_json *found, ms_error *err) {
     int n = found ? (found->raw_len < 80 ? (int)found->raw_len : (int)ms_utf8_valid_prefix(found->raw, 80)) : 7;
-    return ms_fail(err, code, "%s: %s: expected %s, found %.*s", p->file, field, expected, n, found ? found->raw : "nothing");
+    return ms_fail(err, code, "%s: %s: expected %s, found %.*s", p->file, field, expected, n,
+                   found ? found->raw : "nothing");
 }
 
 static bool absent(const ms_json *v) { return !v || v->type == MS_JSON_NULL; }
@@ -75,14 +76,16 @@ static ms_status check_pre_tokenizer(const parsing *p, const ms_json *root, ms_e
     bool two = is_type(pre, "Sequence") && list && list->type == MS_JSON_ARRAY && list->count == 2;
     if (!two || !is_type(list->child, "Split") || !is_type(list->child->next, "ByteLevel"))
         return fail_field(p, MS_ERR_UNSUPPORTED, "pre_tokenizer", "a sequence of Split and ByteLevel", pre, err);
-    const ms_json *split = list->child, *bytes = split->next, *regex = ms_json_get(ms_json_get(split, "pattern"), "Regex");
+    const ms_json *split = list->child, *bytes = split->next,
+                  *regex = ms_json_get(ms_json_get(split, "pattern"), "Regex");
     if (!ms_json_is_string(regex, ms_pretoken_plain_pattern))
         return fail_field(p, MS_ERR_UNSUPPORTED, "pre_tokenizer.pattern", ms_pretoken_plain_pattern, regex, err);
     if (!ms_json_is_string(ms_json_get(split, "behavior"), "Isolated") || !is_false(ms_json_get(split, "invert")))
         return fail_field(p, MS_ERR_UNSUPPORTED, "pre_tokenizer.behavior", "Isolated, not inverted", split, err);
     const ms_json *use_regex = ms_json_get(bytes, "use_regex"), *space = ms_json_get(bytes, "add_prefix_space");
     if (!space || space->type != MS_JSON_FALSE || !use_regex || use_regex->type != MS_JSON_FALSE)
-        return fail_field(p, MS_ERR_UNSUPPORTED, "pre_tokenizer ByteLevel", "add_prefix_space and use_regex false", bytes, err);
+        return fail_field(p, MS_ERR_UNSUPPORTED, "pre_tokenizer ByteLevel", "add_prefix_space and use_regex false",
+                          bytes, err);
     return MS_OK;
 }
 
@@ -158,7 +161,8 @@ static ms_status count_ids(parsing *p, const ms_json *added, ms_error *err) {
     for (const ms_json *a = added ? added->child : NULL; a; a = a->next) {
         uint32_t id;
         const ms_json *v = ms_json_get(a, "id");
-        if (!v || !token_id(v, &id)) return fail_field(p, MS_ERR_FORMAT, "added_tokens.id", "an id below 4194304", v, err);
+        if (!v || !token_id(v, &id))
+            return fail_field(p, MS_ERR_FORMAT, "added_tokens.id", "an id below 4194304", v, err);
         if (id >= p->t->ids) p->t->ids = id + 1;
     }
     return MS_OK;
@@ -193,7 +197,8 @@ static ms_status read_vocab(parsing *p, ms_error *err) {
             size_t n = spell_bytes(scratch, table, v->key, v->key_len);
             if (n == SIZE_MAX && is_added(t, v->key, v->key_len)) continue;
             if (n == SIZE_MAX || n == 0) {
-                status = ms_fail(err, MS_ERR_FORMAT, "%s: model.vocab: id %u: expected letters of the byte alphabet, found \"%.60s\"",
+                status = ms_fail(err, MS_ERR_FORMAT,
+                                 "%s: model.vocab: id %u: expected letters of the byte alphabet, found \"%.60s\"",
                                  p->file, (unsigned)id, v->key);
             } else if (fill) {
                 memcpy(t->bytes + t->offsets[id + 1], scratch, n);
@@ -245,7 +250,8 @@ static ms_status index_tokens(parsing *p, ms_error *err) {
         uint8_t byte = (uint8_t)b;
         p->t->byte_ids[b] = find_token(p, &byte, 1);
         if (p->t->byte_ids[b] == UINT32_MAX)
-            return ms_fail(err, MS_ERR_FORMAT, "%s: model.vocab: expected a token for byte 0x%02x, found none", p->file, b);
+            return ms_fail(err, MS_ERR_FORMAT, "%s: model.vocab: expected a token for byte 0x%02x, found none", p->file,
+                           b);
     }
     return MS_OK;
 }
@@ -301,7 +307,8 @@ static ms_status read_merges(parsing *p, const ms_json *model, ms_error *err) {
     int16_t table[512];
     for (uint32_t cp = 0; cp < 512; cp++) table[cp] = (int16_t)byte_of(cp);
     uint8_t *scratch = malloc(ROOM);
-    ms_status status = scratch ? ms_hf_merges_create(&p->t->merges, merges->count, err) : ms_fail_memory(err, "merges", ROOM);
+    ms_status status =
+        scratch ? ms_hf_merges_create(&p->t->merges, merges->count, err) : ms_fail_memory(err, "merges", ROOM);
     int32_t rank = 0;
     for (const ms_json *m = merges->child; m && status == MS_OK; m = m->next)
         status = add_merge(p, m, rank++, table, scratch, ROOM, err);
@@ -346,14 +353,18 @@ static ms_status read_added(parsing *p, const ms_json *list, ms_error *err) {
     MS_TRY(count_ids(p, absent(list) ? NULL : list, err));
     t->added = calloc(count + 1, sizeof *t->added);
     t->added_at = malloc(((size_t)t->ids + 1) * sizeof *t->added_at);
-    if (!t->added || !t->added_at) return ms_fail_memory(err, "added tokens", ((size_t)t->ids + 1) * sizeof *t->added_at);
+    if (!t->added || !t->added_at)
+        return ms_fail_memory(err, "added tokens", ((size_t)t->ids + 1) * sizeof *t->added_at);
     for (uint32_t i = 0; i < t->ids; i++) t->added_at[i] = NO_ID;
     for (const ms_json *a = count ? list->child : NULL; a; a = a->next) MS_TRY(add_added(p, a, err));
     qsort(t->added, t->added_count, sizeof *t->added, longest_first);
     for (size_t i = 0; i < t->added_count; i++) {
         const added_token *a = &t->added[i];
-        bool twice = t->added_at[a->id] != NO_ID || (i && a->len == a[-1].len && memcmp(a->name, a[-1].name, a->len) == 0);
-        if (twice) return ms_fail(err, MS_ERR_FORMAT, "%s: added_tokens: id %u or its text is given twice", p->file, (unsigned)a->id);
+        bool twice =
+            t->added_at[a->id] != NO_ID || (i && a->len == a[-1].len && memcmp(a->name, a[-1].name, a->len) == 0);
+        if (twice)
+            return ms_fail(err, MS_ERR_FORMAT, "%s: added_tokens: id %u or its text is given twice", p->file,
+                           (unsigned)a->id);
         t->added_at[a->id] = (int32_t)i;
     }
     return MS_OK;
@@ -398,8 +409,10 @@ ms_status ms_hf_parse(ms_hf **out, const char *data, size_t len, const char *nam
     ms_status status = p.t ? parse_all(&p, ms_json_root(doc), err) : ms_fail_memory(err, "a tokenizer", sizeof *p.t);
     free(p.index.slots);
     ms_json_free(doc);
-    if (status == MS_OK) *out = p.t;
-    else ms_hf_free(p.t);
+    if (status == MS_OK)
+        *out = p.t;
+    else
+        ms_hf_free(p.t);
     return status;
 }
 
@@ -446,7 +459,8 @@ bool ms_hf_added_special(const ms_hf *t, uint32_t id) {
 
 /* ------------------------------------------------------------------ encoding */
 
-static ms_status encode_plain(const ms_hf *t, ms_hf_space *space, const uint8_t *text, size_t len, ms_ids *out, ms_error *err) {
+static ms_status encode_plain(const ms_hf *t, ms_hf_space *space, const uint8_t *text, size_t len, ms_ids *out,
+                              ms_error *err) {
     ms_text normal = {0};
     ms_status status = MS_OK;
     if (t->nfc && ms_nfc_may_change(text, len)) {

@@ -1,8 +1,9 @@
 /* hf_tokenizer.h: the contents of a tokenizer.json: byte-level BPE with explicit merges; inside of ms_tokenizer.
  *
- * Accepted: model BPE without byte fallback, dropout, prefix or suffix; normalizer NFC or none; pre-tokenizer a split by
- *   ms_pretoken_plain_pattern, then byte level without prefix space; no post-processing that adds tokens.  Text is cut at
- *   added tokens (special only: the longest at each place), the rest normalised, split, and merged by rank of the pair.
+ * Accepted: model BPE without byte fallback, dropout, prefix or suffix; normalizer NFC or none; pre-tokenizer a split
+ * by ms_pretoken_plain_pattern, then byte level without prefix space; no post-processing that adds tokens.  Text is cut
+ * at added tokens (special only: the longest at each place), the rest normalised, split, and merged by rank of the
+ * pair.
  *
  * Owns: tables; immutable after parsing.  Threads: encode and lookups may run on many threads.
  * Errors: MS_ERR_FORMAT for damage, MS_ERR_UNSUPPORTED for another kind of tokenizer; both name the field.

@@ -7,8 +7,14 @@
 
 enum {
     FIRST_COMBINING_BYTE = 0xCC, /* leads U+0300 and above; nothing below changes or combines with what is before it */
-    S_BASE = 0xAC00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11A7,
-    L_COUNT = 19, V_COUNT = 21, T_COUNT = 28, S_COUNT = L_COUNT * V_COUNT * T_COUNT
+    S_BASE = 0xAC00,
+    L_BASE = 0x1100,
+    V_BASE = 0x1161,
+    T_BASE = 0x11A7,
+    L_COUNT = 19,
+    V_COUNT = 21,
+    T_COUNT = 28,
+    S_COUNT = L_COUNT * V_COUNT * T_COUNT
 };
 
 typedef struct mark {
@@ -27,9 +33,12 @@ static uint8_t class_of(uint32_t cp) {
     while (low < high) {
         size_t middle = (low + high) / 2;
         const ms_nfc_class *c = &ms_nfc_classes[middle];
-        if (cp > c->last) low = middle + 1;
-        else if (cp < c->first) high = middle;
-        else return c->value;
+        if (cp > c->last)
+            low = middle + 1;
+        else if (cp < c->first)
+            high = middle;
+        else
+            return c->value;
     }
     return 0;
 }
@@ -39,9 +48,12 @@ static const ms_nfc_decomposition *decomposition_of(uint32_t cp) {
     while (low < high) {
         size_t middle = (low + high) / 2;
         const ms_nfc_decomposition *d = &ms_nfc_decompositions[middle];
-        if (cp > d->cp) low = middle + 1;
-        else if (cp < d->cp) high = middle;
-        else return d;
+        if (cp > d->cp)
+            low = middle + 1;
+        else if (cp < d->cp)
+            high = middle;
+        else
+            return d;
     }
     return NULL;
 }
@@ -54,9 +66,12 @@ static uint32_t compose(uint32_t a, uint32_t b) {
     while (low < high) {
         size_t middle = (low + high) / 2;
         const ms_nfc_pair *p = &ms_nfc_pairs[middle];
-        if (a > p->a || (a == p->a && b > p->b)) low = middle + 1;
-        else if (a < p->a || b < p->b) high = middle;
-        else return p->composed;
+        if (a > p->a || (a == p->a && b > p->b))
+            low = middle + 1;
+        else if (a < p->a || b < p->b)
+            high = middle;
+        else
+            return p->composed;
     }
     return 0;
 }

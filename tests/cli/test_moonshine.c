@@ -384,6 +384,25 @@ static void synth(void **state) {
     cli_remove_folder(folder);
 }
 
+/* Another lane's layout; its numbers are not this one's. */
+static void synth_mimo(void **state) {
+    (void)state;
+    char folder[64], dir[128];
+    cli_make_folder(folder);
+    (void)snprintf(dir, sizeof dir, "%s/model", folder);
+    expect(2, NULL, "--kda-heads: lane mimo26 has no such number", ARGS("synth", dir, "--lane", "mimo26", "--kda-heads", "2"), "");
+    expect(2, NULL, "--window: lane k3 has no such number", ARGS("synth", dir, "--window", "2"), "");
+    expect(2, NULL, "heads", ARGS("synth", dir, "--lane", "mimo26", "--heads", "7"), "");
+    expect(2, NULL, "metadata.tp_size", ARGS("synth", dir, "--lane", "mimo26", "--chunks", "3"), "");
+    assert_int_not_equal(access(dir, F_OK), 0);
+    expect(0, "bytes of weights", "", ARGS("synth", dir, "--lane", "mimo26", "--layers", "3", "--experts", "5", "--vision"), "");
+    expect(0, "mimo26 layout is complete", NULL, ARGS("verify", dir), "");
+    expect(0, "scale grid", NULL, ARGS("verify", dir, "--weights"), "");
+    expect(0, "window", NULL, ARGS("plan", dir, "--context", "100"), "");
+    cli_remove_folder(dir);
+    cli_remove_folder(folder);
+}
+
 static void synth_leftover(void **state) {
     (void)state;
     char folder[64];
@@ -577,7 +596,7 @@ int main(void) {
         cmocka_unit_test(verify),     cmocka_unit_test(logits_json_and_file),   cmocka_unit_test(logits_refuses),
         cmocka_unit_test(full_disk),  cmocka_unit_test(text_modes),             cmocka_unit_test(text_error_lines),
         cmocka_unit_test(text_answers_at_once), cmocka_unit_test(synth),        cmocka_unit_test(closed_pipe),
-        cmocka_unit_test(no_output),  cmocka_unit_test(synth_leftover),         cmocka_unit_test(synth_interrupted),
+        cmocka_unit_test(no_output),  cmocka_unit_test(synth_leftover),   cmocka_unit_test(synth_mimo),         cmocka_unit_test(synth_interrupted),
         cmocka_unit_test(logits_interrupted),   cmocka_unit_test(nul_in_ids),   cmocka_unit_test(special_files),
         cmocka_unit_test(help_ends_its_line)};
     return cmocka_run_group_tests(tests, NULL, NULL);

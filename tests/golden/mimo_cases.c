@@ -64,7 +64,8 @@ static void routes(void *arg, uint32_t layer, uint64_t first, uint32_t rows, uin
 /* The prompt in ranges, then every greedy token, the last one too: its experts are expected as well. */
 static ms_status evaluate(ms_session *s, mimo_run *r, uint32_t range, ms_error *err) {
     const mimo_case *c = r->c;
-    ms_forward_options o = {.range = range, .all_logits = true, .sink = sink, .sink_arg = r, .routes = routes, .routes_arg = r};
+    ms_forward_options o = {
+        .range = range, .all_logits = true, .sink = sink, .sink_arg = r, .routes = routes, .routes_arg = r};
     MS_TRY(ms_session_forward(s, c->prompt, c->prompt_count, &o, err));
     ms_sampler sampler;
     ms_sampler_greedy(&sampler);
@@ -81,9 +82,12 @@ static bool read_floats(const mimo_case *c, const char *file, float *out, size_t
     ms_error err = {0};
     (void)snprintf(path, sizeof path, "%s/%s", c->dir, file);
     ms_status st = ms_file_read_all(path, want, &data, &len, &err);
-    if (st == MS_OK && len == want) memcpy(out, data, want);
-    else if (st != MS_OK) say_error(c, file, &err);
-    else say(c, file, false, "expected %.0f bytes, found %.0f", (double)want, (double)len);
+    if (st == MS_OK && len == want)
+        memcpy(out, data, want);
+    else if (st != MS_OK)
+        say_error(c, file, &err);
+    else
+        say(c, file, false, "expected %.0f bytes, found %.0f", (double)want, (double)len);
     free(data);
     return st == MS_OK && len == want;
 }
@@ -112,7 +116,8 @@ static void check_routes(const mimo_run *r) {
         const ms_json *rows = ms_json_get(layer, "experts");
         uint32_t position = 0;
         for (const ms_json *row = rows ? rows->child : NULL; row; row = row->next, position++) {
-            bool same = l < 256 && r->routes[l] && row->count == r->top_k && position < c->prompt_count + c->greedy_count;
+            bool same =
+                l < 256 && r->routes[l] && row->count == r->top_k && position < c->prompt_count + c->greedy_count;
             uint32_t i = 0;
             for (const ms_json *e = same ? row->child : NULL; e && same; e = e->next, i++) {
                 uint64_t id = 0;
@@ -145,8 +150,10 @@ static void run_cuts(ms_session *s, mimo_run *r) {
         (void)snprintf(what, sizeof what, "ranges of %u equal the whole", cuts[i]);
         ms_session_reset(s);
         memset(r->rows, 0, bytes);
-        if (evaluate(s, r, cuts[i], &err) != MS_OK) say_error(c, what, &err);
-        else say(c, what, memcmp(whole, r->rows, bytes) == 0, "bits of %.0f rows", c->prompt_count + c->greedy_count, 0);
+        if (evaluate(s, r, cuts[i], &err) != MS_OK)
+            say_error(c, what, &err);
+        else
+            say(c, what, memcmp(whole, r->rows, bytes) == 0, "bits of %.0f rows", c->prompt_count + c->greedy_count, 0);
     }
     free(whole);
 }
@@ -181,10 +188,14 @@ static void run_case(const mimo_case *c) {
     o.context = c->prompt_count + c->greedy_count;
     r.rows = calloc((size_t)o.context * c->vocab, sizeof *r.rows);
     r.greedy_ids = calloc(c->greedy_count + 1u, sizeof *r.greedy_ids);
-    if (!r.rows || !r.greedy_ids) say(c, "memory", false, "out of memory", 0, 0);
-    else if (ms_engine_open(&e, &o, &err) != MS_OK) say_error(c, "open", &err);
-    else if (e->model.info.vocab != c->vocab) say(c, "vocabulary", false, "case has %.0f, checkpoint %.0f", c->vocab, e->model.info.vocab);
-    else run_engine(e, &r);
+    if (!r.rows || !r.greedy_ids)
+        say(c, "memory", false, "out of memory", 0, 0);
+    else if (ms_engine_open(&e, &o, &err) != MS_OK)
+        say_error(c, "open", &err);
+    else if (e->model.info.vocab != c->vocab)
+        say(c, "vocabulary", false, "case has %.0f, checkpoint %.0f", c->vocab, e->model.info.vocab);
+    else
+        run_engine(e, &r);
     ms_engine_close(e);
     for (size_t l = 0; l < 256; l++) free(r.routes[l]);
     free(r.rows);
@@ -214,8 +225,8 @@ static void load_case(mimo_case *c, const char *path) {
     uint64_t vocab = 0;
     c->prompt = read_ids(ms_json_get(c->json, "prompt_ids"), &c->prompt_count);
     c->greedy = read_ids(ms_json_get(c->json, "greedy_ids"), &c->greedy_count);
-    if (ms_json_u64(ms_json_get(c->json, "vocab_size"), &vocab) && vocab && vocab < 1u << 24 && c->prompt && c->greedy &&
-        c->prompt_count) {
+    if (ms_json_u64(ms_json_get(c->json, "vocab_size"), &vocab) && vocab && vocab < 1u << 24 && c->prompt &&
+        c->greedy && c->prompt_count) {
         c->vocab = (uint32_t)vocab;
         run_case(c);
     } else {

@@ -1,7 +1,8 @@
-/* mimo_cases.h: checks a MiMo V2.6 checkpoint with expected outputs: golden.json and chat_cases.json beside config.json.
+/* mimo_cases.h: checks a MiMo V2.6 checkpoint with expected outputs: golden.json and chat_cases.json beside
+ * config.json.
  *
- * golden.json gives a prompt, the greedy continuation, the experts of every token and files of logits, computed in double
- * precision; the engine runs it in `reference` precision, whole, token by token and in odd pieces.
+ * golden.json gives a prompt, the greedy continuation, the experts of every token and files of logits, computed in
+ * double precision; the engine runs it in `reference` precision, whole, token by token and in odd pieces.
  */
 #ifndef MS_TESTS_GOLDEN_MIMO_CASES_H
 #define MS_TESTS_GOLDEN_MIMO_CASES_H

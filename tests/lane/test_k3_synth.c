@@ -11,7 +11,6 @@
 #include "../store/store_util.h"
 #include "lane/k3/k3_layout.h"
 #include "lane/k3/k3_synth.h"
-#include "lane/k3/k3_synth_internal.h"
 
 /* Small, with different attention widths of the two kinds, odd sizes and a shard above one write. */
 static k3_config small_config(void) {
@@ -52,7 +51,7 @@ static void fresh_dir(char dir[PATH_BYTES]) {
     assert_int_equal(rmdir(dir), 0);
 }
 
-static void write_or_fail(const char *dir, const k3_config *c, const k3_synth_options *opt) {
+static void write_or_fail(const char *dir, const k3_config *c, const ms_synth_options *opt) {
     ms_error err = {0};
     if (k3_synth_write(dir, c, opt, &err) != MS_OK) fail_msg("%s", err.message);
 }
@@ -89,8 +88,8 @@ static void test_load(void **state) {
     char dir[PATH_BYTES];
     fresh_dir(dir);
     k3_config c = small_config(), back;
-    k3_synth_report report, measured;
-    k3_synth_options opt = {.seed = 7, .threads = 2, .vision = true, .report = &report};
+    ms_synth_report report, measured;
+    ms_synth_options opt = {.seed = 7, .threads = 2, .vision = true, .report = &report};
     ms_error err = {0};
     assert_int_equal(k3_synth_measure(&c, &opt, &measured, &err), MS_OK);
     write_or_fail(dir, &c, &opt);
@@ -124,7 +123,7 @@ static void test_values(void **state) {
     char dir[PATH_BYTES];
     fresh_dir(dir);
     k3_config c = small_config(), back;
-    k3_synth_options opt = {.seed = 3, .threads = 2};
+    ms_synth_options opt = {.seed = 3, .threads = 2};
     write_or_fail(dir, &c, &opt);
     ms_checkpoint *p = NULL;
     load(dir, &p, &back, NULL);
@@ -168,8 +167,8 @@ static void test_official_totals(void **state) {
     (void)state;
     k3_config c;
     k3_config_official(&c);
-    k3_synth_options opt = {.vision = true};
-    k3_synth_report r;
+    ms_synth_options opt = {.vision = true};
+    ms_synth_report r;
     ms_error err = {0};
     assert_int_equal(k3_synth_measure(&c, &opt, &r, &err), MS_OK);
     assert_int_equal(r.shards, 96);
@@ -178,7 +177,7 @@ static void test_official_totals(void **state) {
     assert_true(r.shard_bytes == UINT64_C(1560936091448));
 }
 
-static void assert_same_files(const char *a, const char *b, const k3_synth_report *r) {
+static void assert_same_files(const char *a, const char *b, const ms_synth_report *r) {
     for (uint32_t i = 1; i <= r->shards; i++) {
         char name[64], *x, *y;
         size_t n, m;
@@ -199,8 +198,8 @@ static void test_deterministic(void **state) {
     make_dir(b); /* an existing empty directory is fine */
     fresh_dir(d);
     k3_config c = small_config();
-    k3_synth_report r;
-    k3_synth_options opt = {.seed = 1, .threads = 1, .report = &r};
+    ms_synth_report r;
+    ms_synth_options opt = {.seed = 1, .threads = 1, .report = &r};
     write_or_fail(a, &c, &opt);
     opt.threads = 5;
     write_or_fail(b, &c, &opt);
@@ -229,33 +228,35 @@ static void test_deterministic(void **state) {
     remove_dir(d);
 }
 
-static void any_cut(const k3_synth_options *opt) {
+static void any_cut(bool gaussian) {
     k3_config c = small_config();
-    k3_synth_plan p = {0};
+    ms_synth_plan p = {0};
+    ms_synth_model model = k3_synth_model(&c);
+    model.gaussian = gaussian;
     ms_error err = {0};
-    assert_int_equal(k3_synth_plan_shard(&p, &c, opt, 2, &err), MS_OK);
-    size_t n = (size_t)k3_synth_plan_bytes(&p);
+    assert_int_equal(ms_synth_plan_shard(&p, &model, 2, &err), MS_OK);
+    size_t n = (size_t)ms_synth_plan_bytes(&p);
     uint8_t *whole = malloc(n), *pieces = malloc(n);
     assert_non_null(whole);
     assert_non_null(pieces);
-    k3_synth_bytes(whole, &p, 9, 0, n);
+    ms_synth_bytes(whole, &p, 9, 0, n);
     static const size_t sizes[] = {1, 2, 3, 5, 8, 13, 31, 1000};
     for (size_t at = 0, i = 0; at < n; i++) {
         size_t take = sizes[i % 8] < n - at ? sizes[i % 8] : n - at;
-        k3_synth_bytes(pieces + at, &p, 9, at, take);
+        ms_synth_bytes(pieces + at, &p, 9, at, take);
         at += take;
     }
     assert_memory_equal(whole, pieces, n);
     free(whole);
     free(pieces);
-    k3_synth_plan_free(&p);
+    ms_synth_plan_free(&p);
 }
 
 /* A shard's bytes do not depend on where the writes are cut. */
 static void test_any_cut(void **state) {
     (void)state;
-    any_cut(&(k3_synth_options){0});
-    any_cut(&(k3_synth_options){.gaussian = true});
+    any_cut(false);
+    any_cut(true);
 }
 
 /* Gaussian experts: in every group the largest code is 3, 4 or 6 (the scale is as small as can be), half of the zeros
@@ -266,24 +267,26 @@ static void test_gaussian(void **state) {
     c.latent = 512;
     c.expert_inner = 256;
     c.experts = c.top_k;
-    k3_synth_plan p = {0};
+    ms_synth_plan p = {0};
+    ms_synth_model model = k3_synth_model(&c);
+    model.gaussian = true;
     ms_error err = {0};
-    assert_int_equal(k3_synth_plan_shard(&p, &c, &(k3_synth_options){.gaussian = true}, 2, &err), MS_OK);
-    size_t n = (size_t)k3_synth_plan_bytes(&p);
+    assert_int_equal(ms_synth_plan_shard(&p, &model, 2, &err), MS_OK);
+    size_t n = (size_t)ms_synth_plan_bytes(&p);
     uint8_t *bytes = malloc(n);
     assert_non_null(bytes);
-    k3_synth_bytes(bytes, &p, 5, 0, n);
+    ms_synth_bytes(bytes, &p, 5, 0, n);
     size_t seen[16] = {0}, groups = 0, scales = 0, scale_sum = 0;
     for (size_t i = 0; i < p.count; i++) {
-        const k3_synth_tensor *t = &p.tensors[i];
+        const ms_synth_tensor *t = &p.tensors[i];
         const uint8_t *b = bytes + p.header.len + t->begin;
-        if (t->fill == K3_FILL_GAUSS_SCALES) {
+        if (t->fill == MS_FILL_GAUSS_SCALES) {
             for (size_t k = 0; k < t->bytes; k++, scales++) {
                 assert_in_range(b[k], 112, 128);
                 scale_sum += b[k];
             }
         }
-        if (t->fill != K3_FILL_GAUSS_CODES) continue;
+        if (t->fill != MS_FILL_GAUSS_CODES) continue;
         for (size_t k = 0; k < t->bytes; k += 16, groups++) {
             unsigned most = 0;
             for (size_t j = 0; j < 32; j++) {
@@ -301,7 +304,7 @@ static void test_gaussian(void **state) {
     assert_in_range((int)(1000 * zeros / all), 110, 140); /* measured on samples of real size: 0.125 */
     assert_true(seen[1] > seen[5] && seen[5] > seen[7]);
     free(bytes);
-    k3_synth_plan_free(&p);
+    ms_synth_plan_free(&p);
 }
 
 static void test_sparse(void **state) {
@@ -309,8 +312,8 @@ static void test_sparse(void **state) {
     char dir[PATH_BYTES];
     fresh_dir(dir);
     k3_config c = small_config(), back;
-    k3_synth_report r;
-    k3_synth_options opt = {.sparse = true, .report = &r};
+    ms_synth_report r;
+    ms_synth_options opt = {.sparse = true, .report = &r};
     write_or_fail(dir, &c, &opt);
     assert_false(r.direct);
     ms_checkpoint *p = NULL;
@@ -333,7 +336,7 @@ static void test_heads_above_channels(void **state) {
     fresh_dir(dir);
     k3_config c = small_config(), back;
     c.kda_heads = 20;
-    k3_synth_options opt = {.seed = 4};
+    ms_synth_options opt = {.seed = 4};
     write_or_fail(dir, &c, &opt);
     ms_checkpoint *p = NULL;
     load(dir, &p, &back, NULL);
@@ -365,8 +368,8 @@ static void test_progress_and_cancel(void **state) {
     ms_error err = {0};
     k3_config c = small_config();
     progress p = {.stop_at = UINT64_MAX};
-    k3_synth_report r;
-    k3_synth_options opt = {.progress = on_progress, .progress_arg = &p, .report = &r};
+    ms_synth_report r;
+    ms_synth_options opt = {.progress = on_progress, .progress_arg = &p, .report = &r};
     fresh_dir(dir);
     write_or_fail(dir, &c, &opt);
     assert_int_equal(p.done, p.total);
@@ -389,7 +392,7 @@ static void test_refusals(void **state) {
     struct stat st;
     ms_error err = {0};
     k3_config c = small_config();
-    k3_synth_options opt = {.seed = 1};
+    ms_synth_options opt = {.seed = 1};
     make_dir(dir);
     put_text(dir, "mine.txt", "x");
     assert_error(k3_synth_write(dir, &c, &opt, &err), &err, MS_ERR_USAGE, dir, "empty directory", "mine.txt");

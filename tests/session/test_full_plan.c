@@ -25,7 +25,7 @@ static int write_checkpoint(void **state) {
         k3_config c;
         ms_error err;
         k3_config_official(&c);
-        k3_synth_options o = {.sparse = true, .vision = true};
+        ms_synth_options o = {.sparse = true, .vision = true};
         ms_status st = k3_synth_write(dir, &c, &o, &err);
         if (st != MS_OK) (void)fprintf(stderr, "%s\n", err.message);
         _exit(st == MS_OK ? 0 : 1);

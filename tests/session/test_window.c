@@ -34,7 +34,8 @@ static void forward(rig *r, uint64_t from, uint64_t to, uint32_t range) {
 
 static void expect(const rig *r, uint64_t position) {
     assert_int_equal(ms_session_position(r->s), position);
-    if (fingerprint_with_logits(r) != fresh[position]) fail_msg("position %llu: other bits", (unsigned long long)position);
+    if (fingerprint_with_logits(r) != fresh[position])
+        fail_msg("position %llu: other bits", (unsigned long long)position);
 }
 
 static int make_fresh(void **state) {
@@ -236,9 +237,12 @@ static void other_states_do_not_rewind(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranges_equal_tokens), cmocka_unit_test(rewind_and_extend), cmocka_unit_test(detours),
-        cmocka_unit_test(cancelled_passes_change_nothing), cmocka_unit_test(snapshots),
-        cmocka_unit_test(files_fit_other_ranges), cmocka_unit_test(other_states_do_not_rewind)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(ranges_equal_tokens),
+                                       cmocka_unit_test(rewind_and_extend),
+                                       cmocka_unit_test(detours),
+                                       cmocka_unit_test(cancelled_passes_change_nothing),
+                                       cmocka_unit_test(snapshots),
+                                       cmocka_unit_test(files_fit_other_ranges),
+                                       cmocka_unit_test(other_states_do_not_rewind)};
     return cmocka_run_group_tests(tests, make_fresh, NULL);
 }

@@ -46,7 +46,7 @@ static inline k3_config store_config(uint32_t layers, uint32_t experts) {
 static inline void make_model(char path[PATH_BYTES], const char *dir, const char *name, uint32_t layers,
                               uint32_t experts, uint64_t seed) {
     k3_config c = store_config(layers, experts);
-    k3_synth_options o = {.seed = seed, .gaussian = true, .threads = 1};
+    ms_synth_options o = {.seed = seed, .gaussian = true, .threads = 1};
     ms_error err = {0};
     path_in(path, dir, name);
     if (k3_synth_write(path, &c, &o, &err) != MS_OK) fail_msg("%s", err.message);

@@ -36,7 +36,7 @@ static void write_in_child(const char *dir) {
     if (child == 0) {
         k3_config c;
         k3_config_official(&c);
-        k3_synth_options opt = {.sparse = true, .vision = true};
+        ms_synth_options opt = {.sparse = true, .vision = true};
         ms_error err = {0};
         ms_status status = k3_synth_write(dir, &c, &opt, &err);
         if (status != MS_OK) (void)fprintf(stderr, "%s\n", err.message);

@@ -1,5 +1,5 @@
-/* tokenizer.json: ids of tests/text/hf (made by another implementation of the rules), decoding, control ids, form C, and
- * refusals. */
+/* tokenizer.json: ids of tests/text/hf (made by another implementation of the rules), decoding, control ids, form C,
+ * and refusals. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -206,8 +206,8 @@ static void refused(const char *from, const char *to, ms_status want, const char
     ms_error err = {0};
     ms_status st = ms_tokenizer_parse_hf(&t, changed.data, changed.len, "t.json", &err);
     if (st != want || !strstr(err.message, "t.json") || !strstr(err.message, part))
-        fail_msg("%s -> %s: expected %s with \"%s\", found %s: %s", from, to, ms_status_name(want), part, ms_status_name(st),
-                 err.message);
+        fail_msg("%s -> %s: expected %s with \"%s\", found %s: %s", from, to, ms_status_name(want), part,
+                 ms_status_name(st), err.message);
     assert_null(t);
     ms_text_free(&changed);
     free(data);
@@ -220,9 +220,10 @@ static void other_tokenizers_are_refused(void **state) {
     refused("\"Isolated\"", "\"Removed\"", MS_ERR_UNSUPPORTED, "pre_tokenizer.behavior");
     refused("\"add_prefix_space\": false", "\"add_prefix_space\": true", MS_ERR_UNSUPPORTED, "ByteLevel");
     refused("\"Sequence\"", "\"Nothing\"", MS_ERR_UNSUPPORTED, "pre_tokenizer");
-    refused("\"post_processor\": {\n  \"type\": \"ByteLevel\"", "\"post_processor\": {\n  \"type\": \"TemplateProcessing\"",
-            MS_ERR_UNSUPPORTED, "post_processor");
-    refused("\"decoder\": {\n  \"type\": \"ByteLevel\"", "\"decoder\": {\n  \"type\": \"Metaspace\"", MS_ERR_UNSUPPORTED, "decoder");
+    refused("\"post_processor\": {\n  \"type\": \"ByteLevel\"",
+            "\"post_processor\": {\n  \"type\": \"TemplateProcessing\"", MS_ERR_UNSUPPORTED, "post_processor");
+    refused("\"decoder\": {\n  \"type\": \"ByteLevel\"", "\"decoder\": {\n  \"type\": \"Metaspace\"",
+            MS_ERR_UNSUPPORTED, "decoder");
     refused("\"type\": \"BPE\"", "\"type\": \"Unigram\"", MS_ERR_UNSUPPORTED, "model.type");
     refused("\"byte_fallback\": false", "\"byte_fallback\": true", MS_ERR_UNSUPPORTED, "byte_fallback");
     refused("\"byte_fallback\": false", "\"ignore_merges\": true", MS_ERR_UNSUPPORTED, "ignore_merges");
@@ -268,8 +269,10 @@ static void merges_as_pairs(void **state) {
         ms_text_puts(&changed, "[\"");
         for (at++; *at != '"'; at++) {
             if (*at == '\\') ms_text_append(&changed, at++, 1);
-            if (*at == ' ') ms_text_puts(&changed, "\",\"");
-            else ms_text_append(&changed, at, 1);
+            if (*at == ' ')
+                ms_text_puts(&changed, "\",\"");
+            else
+                ms_text_append(&changed, at, 1);
         }
         at++;
         ms_text_puts(&changed, "\"]");
@@ -286,9 +289,14 @@ static void merges_as_pairs(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ids_are_those_of_the_rules), cmocka_unit_test(form_c), cmocka_unit_test(decoding_is_the_inverse),
-        cmocka_unit_test(control_ids), cmocka_unit_test(ill_formed_text_is_repaired), cmocka_unit_test(long_pieces),
-        cmocka_unit_test(other_tokenizers_are_refused), cmocka_unit_test(damage_is_refused), cmocka_unit_test(merges_as_pairs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(ids_are_those_of_the_rules),
+                                       cmocka_unit_test(form_c),
+                                       cmocka_unit_test(decoding_is_the_inverse),
+                                       cmocka_unit_test(control_ids),
+                                       cmocka_unit_test(ill_formed_text_is_repaired),
+                                       cmocka_unit_test(long_pieces),
+                                       cmocka_unit_test(other_tokenizers_are_refused),
+                                       cmocka_unit_test(damage_is_refused),
+                                       cmocka_unit_test(merges_as_pairs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -83,6 +83,59 @@ static void commit_swaps_and_reset_clears(void **state) {
     close_fake(&f);
 }
 
+/* A window of 5 rows of 3 bytes in a ring of 256: what counts at a position, where it lies, and what is still there. */
+static void windows_and_rings(void **state) {
+    (void)state;
+    fake_backend b;
+    fake_backend_init(&b);
+    ms_state_part parts[] = {{.kind = "full", .layer = 0, .row_bytes = 2},
+                             {.kind = "window", .layer = 1, .row_bytes = 3, .window = 5}};
+    ms_state s;
+    ms_error err;
+    assert_int_equal(ms_state_create(&s, &b.be, parts, 2, 1000, &err), MS_ERR_INTERNAL); /* no ring yet */
+    ms_state_size_rings(parts, 2, 253);
+    assert_int_equal(parts[1].ring, 512);
+    ms_state_size_rings(parts, 2, 252);
+    assert_int_equal(parts[1].ring, 256);
+    assert_int_equal(parts[0].ring, 0);
+    assert_int_equal(ms_state_memory_bytes(&parts[1], 1000), 768);
+    assert_int_equal(ms_state_snapshot_bytes(&parts[1]), 12);
+    assert_int_equal(ms_state_snapshot_bytes(&parts[0]), 0);
+    parts[0].ring = 256;
+    assert_int_equal(ms_state_create(&s, &b.be, parts, 2, 1000, &err), MS_ERR_INTERNAL); /* a ring without a window */
+    parts[0].ring = 0;
+    assert_int_equal(ms_state_create(&s, &b.be, parts, 2, 1000, &err), MS_OK);
+    const ms_state_part *w = ms_state_find(&s, "window", 1);
+    assert_int_equal(ms_state_bytes_at(w, 0), 0);
+    assert_int_equal(ms_state_bytes_at(w, 3), 9);
+    assert_int_equal(ms_state_bytes_at(w, 4), 12);
+    assert_int_equal(ms_state_bytes_at(w, 900), 12);
+    size_t n = 12;
+    assert_ptr_equal(ms_state_span(w, 258, 0, &n), w->current + 254 * 3); /* rows 254..257 wrap */
+    assert_int_equal(n, 6);
+    n = 6;
+    assert_ptr_equal(ms_state_span(w, 258, 6, &n), w->current);
+    assert_int_equal(n, 6);
+    ms_state_begin(&s, 252);
+    ms_state_commit(&s, 252);
+    assert_true(ms_state_can_rewind(&s, 1)); /* all rows are still there */
+    ms_state_begin(&s, 100);                 /* a pass that fails: rows up to 352 may have been written */
+    assert_true(ms_state_can_rewind(&s, 252) && ms_state_can_rewind(&s, 100));
+    assert_false(ms_state_can_rewind(&s, 99)); /* needs row 95, where row 351 may lie */
+    ms_state_rewind(&s, 100);
+    assert_int_equal(s.position, 100);
+    assert_false(ms_state_can_rewind(&s, 99));
+    ms_state_adopt(&s, 300);
+    assert_false(ms_state_can_rewind(&s, 299));
+    assert_true(ms_state_can_rewind(&s, 0) && ms_state_can_rewind(&s, 300));
+    ms_state_reset(&s);
+    assert_int_equal(s.position, 0);
+    ms_state_commit(&s, 10);
+    assert_true(ms_state_can_rewind(&s, 3));
+    ms_state_destroy(&s);
+    assert_int_equal(b.held, 0);
+}
+
 static void bad_part_lists_are_refused(void **state) {
     (void)state;
     fake_backend b;
@@ -360,7 +413,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_are_allocated_zeroed_and_found),
         cmocka_unit_test(commit_swaps_and_reset_clears),
-        cmocka_unit_test(bad_part_lists_are_refused),
+        cmocka_unit_test(bad_part_lists_are_refused), cmocka_unit_test(windows_and_rings),
         cmocka_unit_test(every_failing_allocation_leaves_nothing),
         cmocka_unit_test(digest_is_fnv_per_kind_in_layer_order),
         cmocka_unit_test(digest_of_large_parts_is_independent_of_pieces),

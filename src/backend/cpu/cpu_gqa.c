@@ -85,7 +85,8 @@ static void scores(const gqa_job *j, const gqa_work *w, size_t kv_head, uint64_t
     const ms_cpu_kernels *k = j->c->k;
     size_t key = j->gqa->key, at = row_at(j, first) + kv_head * key, width = row_width(j->gqa);
     if (cpu_fast(j->c))
-        k->rows_bf16(w->score, MS_GQA_BLOCK, w->query, key, heads, (const uint16_t *)j->io->rows + at, width, count, key);
+        k->rows_bf16(w->score, MS_GQA_BLOCK, w->query, key, heads, (const uint16_t *)j->io->rows + at, width, count,
+                     key);
     else
         k->rows_f32(w->score, MS_GQA_BLOCK, w->query, key, heads, (const float *)j->io->rows + at, width, count, key);
     for (size_t h = 0; h < heads; h++)
@@ -95,8 +96,10 @@ static void scores(const gqa_job *j, const gqa_work *w, size_t kv_head, uint64_t
 static void block_sum(const gqa_job *j, float *out, const float *e, size_t kv_head, uint64_t first, size_t count) {
     const ms_gqa *g = j->gqa;
     size_t at = row_at(j, first) + (size_t)g->kv_heads * g->key + kv_head * g->value, width = row_width(g);
-    if (cpu_fast(j->c)) j->c->k->col4_bf16(out, e, (const uint16_t *)j->io->rows + at, width, count, g->value);
-    else j->c->k->col4_f32(out, e, (const float *)j->io->rows + at, width, count, g->value);
+    if (cpu_fast(j->c))
+        j->c->k->col4_bf16(out, e, (const uint16_t *)j->io->rows + at, width, count, g->value);
+    else
+        j->c->k->col4_f32(out, e, (const float *)j->io->rows + at, width, count, g->value);
 }
 
 /* Takes one block of keys into the running (m, l, sum) of a head. */

@@ -2,26 +2,10 @@
  *
  * Owns: nothing.  Threads: any.  Errors: a failed allocation shows in the text buffer.
  */
-#include "base/bytes.h"
-#include "lane/k3/k3_synth_internal.h"
+#include "lane/k3/k3_synth.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-
-/* The shortest decimal number that reads back as this float, written as a double would be. */
-static void put_float(ms_text *t, float f) {
-    double v = (double)f;
-    for (int digits = 1; digits <= 9; digits++) {
-        char s[40];
-        (void)snprintf(s, sizeof s, "%.*g", digits, (double)f);
-        double shorter = strtod(s, NULL);
-        if (ms_f32_bits((float)shorter) == ms_f32_bits(f)) {
-            v = shorter;
-            break;
-        }
-    }
-    ms_json_write_double(t, v);
-}
 
 static void put_uint(ms_text *t, const char *key, uint64_t v) {
     ms_text_printf(t, "  \"%s\": %llu,\n", key, (unsigned long long)v);
@@ -29,7 +13,7 @@ static void put_uint(ms_text *t, const char *key, uint64_t v) {
 
 static void put_number(ms_text *t, const char *key, float f) {
     ms_text_printf(t, "  \"%s\": ", key);
-    put_float(t, f);
+    ms_synth_put_float(t, f);
     ms_text_puts(t, ",\n");
 }
 
@@ -109,7 +93,7 @@ static void put_text_config(ms_text *t, const k3_config *c) {
     ms_text_printf(t, "   \"num_heads\": %u,\n   \"head_dim\": %u,\n   \"short_conv_kernel_size\": %u,\n",
                    (unsigned)c->kda_heads, (unsigned)c->kda_dim, (unsigned)c->conv_taps);
     ms_text_puts(t, "   \"use_full_rank_gate\": true,\n   \"gate_lower_bound\": ");
-    put_float(t, c->gate_bound);
+    ms_synth_put_float(t, c->gate_bound);
     ms_text_puts(t, "\n  },\n");
     put_quantization(t);
     ms_text_puts(t, " }");

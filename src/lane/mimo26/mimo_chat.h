@@ -17,8 +17,8 @@ typedef struct mimo_parser mimo_parser;
 ms_status mimo_parser_create(mimo_parser **out, const ms_tokenizer *t, ms_channel channel, ms_error *err);
 /* Types of arguments come from these declarations: an array of tools, with or without the wrapper `function`. */
 ms_status mimo_parser_tools(mimo_parser *p, const ms_json *tools, ms_error *err);
-/* Feeds one generated id.  delta (may be NULL): cleared, then filled with text that became final.  *done is set when the
- * message is over (the end-of-turn token). */
+/* Feeds one generated id.  delta (may be NULL): cleared, then filled with text that became final.  *done is set when
+ * the message is over (the end-of-turn token). */
 ms_status mimo_parser_push(mimo_parser *p, uint32_t id, ms_reply_delta *delta, bool *done, ms_error *err);
 /* Ends the stream and gives the result, which the caller frees.  delta as above for held-back text. */
 ms_status mimo_parser_finish(mimo_parser *p, ms_reply_delta *delta, ms_reply *out, ms_error *err);

@@ -22,8 +22,9 @@ typedef struct uint_field {
     uint32_t min, max, multiple;
 } uint_field;
 
-#define AT(member)        offsetof(mimo_config, member)
-#define OF(kind, member) (offsetof(mimo_config, attention) + (kind) * sizeof(mimo_attention) + offsetof(mimo_attention, member))
+#define AT(member) offsetof(mimo_config, member)
+#define OF(kind, member)                                                                                               \
+    (offsetof(mimo_config, attention) + (kind) * sizeof(mimo_attention) + offsetof(mimo_attention, member))
 
 static const uint_field uint_fields[] = {
     {"vocab_size", NULL, AT(vocab), 1, MAX_DIM, 1},
@@ -188,8 +189,10 @@ static void read_eos(reading *r, mimo_config *c) {
     const ms_json *v = required(r, "eos_token_id"), *first = v && v->type == MS_JSON_ARRAY ? v->child : v;
     uint64_t n;
     if (!v) return;
-    if (!first || !ms_json_u64(first, &n) || n >= c->vocab) wrong(r, "eos_token_id", "a token id below vocab_size", v);
-    else c->eos = (uint32_t)n;
+    if (!first || !ms_json_u64(first, &n) || n >= c->vocab)
+        wrong(r, "eos_token_id", "a token id below vocab_size", v);
+    else
+        c->eos = (uint32_t)n;
 }
 
 static void read_layers(reading *r, const mimo_config *c, const char *name, uint8_t *out) {
@@ -252,8 +255,10 @@ static ms_status conclude(reading *r, const char *file, ms_error *err) {
     if (all.len && r->wrong.len) ms_text_puts(&all, "; ");
     if (r->wrong.len) ms_text_append(&all, r->wrong.data, r->wrong.len);
     ms_status status = MS_OK;
-    if (all.failed || r->wrong.failed || r->missing.failed) status = ms_fail_memory(err, "list of config fields", all.cap);
-    else if (all.len) status = ms_fail(err, MS_ERR_FORMAT, "%s: %s", file, all.data);
+    if (all.failed || r->wrong.failed || r->missing.failed)
+        status = ms_fail_memory(err, "list of config fields", all.cap);
+    else if (all.len)
+        status = ms_fail(err, MS_ERR_FORMAT, "%s: %s", file, all.data);
     ms_text_free(&all);
     ms_text_free(&r->wrong);
     ms_text_free(&r->missing);
@@ -288,10 +293,11 @@ ms_status mimo_config_set_chunks(mimo_config *c, uint64_t chunks, ms_error *err)
     for (uint32_t l = 0; l < c->layers; l++) {
         const mimo_attention *a = mimo_attention_of(c, l);
         if (chunks && a->heads % chunks == 0 && a->kv_heads % chunks == 0) continue;
-        return ms_fail(err, MS_ERR_FORMAT,
-                       "model.safetensors.index.json: metadata.tp_size: expected a divisor of the %u query and %u key heads "
-                       "of layer %u, found %llu",
-                       (unsigned)a->heads, (unsigned)a->kv_heads, (unsigned)l, (unsigned long long)chunks);
+        return ms_fail(
+            err, MS_ERR_FORMAT,
+            "model.safetensors.index.json: metadata.tp_size: expected a divisor of the %u query and %u key heads "
+            "of layer %u, found %llu",
+            (unsigned)a->heads, (unsigned)a->kv_heads, (unsigned)l, (unsigned long long)chunks);
     }
     c->chunks = (uint32_t)chunks;
     return MS_OK;

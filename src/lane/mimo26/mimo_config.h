@@ -50,7 +50,8 @@ typedef struct mimo_chunk {
     uint32_t q, k, v, rows;
 } mimo_chunk;
 static inline mimo_chunk mimo_chunk_of(const mimo_config *c, const mimo_attention *a) {
-    mimo_chunk r = {a->heads / c->chunks * a->key, a->kv_heads / c->chunks * a->key, a->kv_heads / c->chunks * a->value, 0};
+    mimo_chunk r = {a->heads / c->chunks * a->key, a->kv_heads / c->chunks * a->key, a->kv_heads / c->chunks * a->value,
+                    0};
     r.rows = r.q + r.k + r.v;
     return r;
 }

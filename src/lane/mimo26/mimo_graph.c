@@ -12,11 +12,16 @@ enum {
     WS_SUM,    /* [rows][hidden]: the residual stream */
     WS_NORMED, /* [rows][hidden]: normed input of a half layer */
     WS_BRANCH, /* [rows][hidden]: what attention or feed-forward adds */
-    WS_Q, WS_K, WS_V,
-    WS_HEADS,  /* [rows][heads * value]: attention output */
-    WS_ROPE,   /* [rows][rotary] of either kind, full first */
+    WS_Q,
+    WS_K,
+    WS_V,
+    WS_HEADS, /* [rows][heads * value]: attention output */
+    WS_ROPE,  /* [rows][rotary] of either kind, full first */
     WS_ROPE_HOST,
-    WS_IDS, WS_WEIGHTS, WS_PAIRS, WS_HOST,
+    WS_IDS,
+    WS_WEIGHTS,
+    WS_PAIRS,
+    WS_HOST,
     WS_COUNT
 };
 
@@ -143,7 +148,9 @@ static void attention(pass *p, uint32_t l) {
                         .value_scale = p->c->value_scale,
                         .sink = a->sink ? &w->sink : NULL};
     const ms_state_part *rows = ms_state_find(p->run->state, kind_names[p->c->kind[l]], l);
-    const ms_gqa_io io = {.q = q, .k = k, .v = v,
+    const ms_gqa_io io = {.q = q,
+                          .k = k,
+                          .v = v,
                           .rope = p->rope[p->c->kind[l]],
                           .rows = rows->current,
                           .ring = rows->ring,
@@ -155,9 +162,8 @@ static void attention(pass *p, uint32_t l) {
 }
 
 static ms_router router_of(const pass *p, uint32_t l) {
-    const mimo_layer *w = &p->w->layer[l];
-    return (ms_router){.gate = &w->router,
-                       .bias = &w->router_bias,
+    return (ms_router){.gate = &p->w->layer[l].router,
+                       .bias = &p->w->layer[l].router_bias,
                        .top_k = p->c->top_k,
                        .renormalize = p->c->renormalize,
                        .scale = p->c->routed_scale};
@@ -197,8 +203,8 @@ static ms_status guess_next(pass *p, uint32_t l, uint32_t moe_layer, ms_error *e
     if (p->n != 1 || p->be->deferred || l + 1 >= c->layers || !c->moe[l + 1]) return MS_OK;
     if (!ms_expert_wants_guess(p->run->experts)) return MS_OK;
     p->be->rms_norm(p->be, p->normed, p->sum, 1, c->hidden, &p->w->layer[l + 1].post_norm, c->eps);
-    ms_router router = router_of(p, l + 1);
-    ms_moe_buffers buf = moe_buffers(p);
+    const ms_router router = router_of(p, l + 1);
+    const ms_moe_buffers buf = moe_buffers(p);
     return ms_moe_guess(p->be, p->run->experts, moe_layer, &router, &buf, p->normed, err);
 }
 

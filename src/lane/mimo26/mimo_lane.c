@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "lane/mimo26/mimo_chat.h"
+#include "lane/mimo26/mimo_grid.h"
 #include "lane/mimo26/mimo_weights.h"
 
 static ms_status config_parse(void *config, const ms_json *root, const char *file, ms_error *err) {
@@ -34,6 +35,10 @@ static void info(const void *config, ms_lane_info *out) {
 
 static ms_status layout_check(const ms_checkpoint *c, const void *config, ms_expert_table *experts, ms_error *err) {
     return mimo_layout_check(c, config, experts, err);
+}
+
+static ms_status weights_check(const ms_checkpoint *c, const void *config, ms_text *report, ms_error *err) {
+    return mimo_grid_check(c, config, report, err);
 }
 
 /* ------------------------------------------------------------------ weights */
@@ -82,7 +87,8 @@ static ms_status add_part(const mimo_config *c, ms_static_format format, uint32_
     return ms_static_list_add(out, &item, err);
 }
 
-static ms_status add_layer(const mimo_config *c, ms_static_format format, uint32_t l, ms_static_list *out, ms_error *err) {
+static ms_status add_layer(const mimo_config *c, ms_static_format format, uint32_t l, ms_static_list *out,
+                           ms_error *err) {
     size_t at = offsetof(mimo_weights, layer) + l * sizeof(mimo_layer);
     for (size_t i = 0; i < sizeof residents / sizeof residents[0]; i++)
         if (mimo_has_part(c, l, residents[i].part))
@@ -98,7 +104,8 @@ static ms_status add_layer(const mimo_config *c, ms_static_format format, uint32
 
 ms_status mimo_statics(const void *config, ms_static_format format, ms_static_list *out, ms_error *err) {
     const mimo_config *c = config;
-    const resident norm = {MIMO_FINAL_NORM, MIMO_PARTS, 0, false, false}, head = {MIMO_LM_HEAD, MIMO_PARTS, 0, false, false};
+    const resident norm = {MIMO_FINAL_NORM, MIMO_PARTS, 0, false, false},
+                   head = {MIMO_LM_HEAD, MIMO_PARTS, 0, false, false};
     for (uint32_t l = 0; l < c->layers; l++) MS_TRY(add_layer(c, format, l, out, err));
     MS_TRY(add_part(c, format, 0, &norm, offsetof(mimo_weights, final_norm), NULL, out, err));
     return add_part(c, format, 0, &head, offsetof(mimo_weights, lm_head), NULL, out, err);
@@ -142,6 +149,7 @@ const ms_lane ms_lane_mimo26 = {
     .info = info,
     .tensor_needed = mimo_tensor_needed,
     .layout_check = layout_check,
+    .weights_check = weights_check,
     .statics = mimo_statics,
     .state_parts = mimo_state_parts,
     .workspace = mimo_workspace,

@@ -16,7 +16,17 @@ typedef enum place { EVERY, SINKS, DENSE, MOE, OUTSIDE } place;
 
 /* Sizes that depend on config and layer; D_B_*: counts of 128 x 128 blocks. */
 typedef enum dim {
-    D_NONE, D_HIDDEN, D_VOCAB, D_QKV, D_HEADS, D_VALUES, D_DENSE, D_EXPERTS, D_B_QKV, D_B_HIDDEN, D_B_DENSE
+    D_NONE,
+    D_HIDDEN,
+    D_VOCAB,
+    D_QKV,
+    D_HEADS,
+    D_VALUES,
+    D_DENSE,
+    D_EXPERTS,
+    D_B_QKV,
+    D_B_HIDDEN,
+    D_B_DENSE
 } dim;
 
 typedef struct part_row {
@@ -59,17 +69,28 @@ static uint64_t blocks(uint64_t n) { return (n + MIMO_FP8_BLOCK - 1) / MIMO_FP8_
 static uint64_t dim_size(const mimo_config *c, uint32_t layer, dim d) {
     const mimo_attention *a = mimo_attention_of(c, layer);
     switch (d) {
-    case D_NONE: return 1;
-    case D_HIDDEN: return c->hidden;
-    case D_VOCAB: return c->vocab;
-    case D_QKV: return (uint64_t)c->chunks * mimo_chunk_of(c, a).rows;
-    case D_HEADS: return a->heads;
-    case D_VALUES: return (uint64_t)a->heads * a->value;
-    case D_DENSE: return c->dense_width;
-    case D_EXPERTS: return c->experts;
-    case D_B_QKV: return c->chunks * blocks(mimo_chunk_of(c, a).rows);
-    case D_B_HIDDEN: return blocks(c->hidden);
-    case D_B_DENSE: return blocks(c->dense_width);
+    case D_NONE:
+        return 1;
+    case D_HIDDEN:
+        return c->hidden;
+    case D_VOCAB:
+        return c->vocab;
+    case D_QKV:
+        return (uint64_t)c->chunks * mimo_chunk_of(c, a).rows;
+    case D_HEADS:
+        return a->heads;
+    case D_VALUES:
+        return (uint64_t)a->heads * a->value;
+    case D_DENSE:
+        return c->dense_width;
+    case D_EXPERTS:
+        return c->experts;
+    case D_B_QKV:
+        return c->chunks * blocks(mimo_chunk_of(c, a).rows);
+    case D_B_HIDDEN:
+        return blocks(c->hidden);
+    case D_B_DENSE:
+        return blocks(c->dense_width);
     }
     return 0;
 }
@@ -78,25 +99,32 @@ bool mimo_has_part(const mimo_config *c, uint32_t layer, mimo_part part) {
     if (table[part].where == OUTSIDE) return true;
     if (layer >= c->layers) return false;
     switch (table[part].where) {
-    case SINKS: return mimo_attention_of(c, layer)->sink;
-    case DENSE: return !c->moe[layer];
-    case MOE: return c->moe[layer] != 0;
+    case SINKS:
+        return mimo_attention_of(c, layer)->sink;
+    case DENSE:
+        return !c->moe[layer];
+    case MOE:
+        return c->moe[layer] != 0;
     case EVERY:
-    case OUTSIDE: break;
+    case OUTSIDE:
+        break;
     }
     return true;
 }
 
 void mimo_tensor_name(char *name, size_t size, uint32_t layer, mimo_part part) {
-    if (table[part].where == OUTSIDE) (void)snprintf(name, size, "%s", table[part].name);
-    else (void)snprintf(name, size, "model.layers.%u.%s", (unsigned)layer, table[part].name);
+    if (table[part].where == OUTSIDE)
+        (void)snprintf(name, size, "%s", table[part].name);
+    else
+        (void)snprintf(name, size, "model.layers.%u.%s", (unsigned)layer, table[part].name);
 }
 
 mimo_tensor mimo_tensor_describe(const mimo_config *c, uint32_t layer, mimo_part part) {
     const part_row *row = &table[part];
     if (row->where == OUTSIDE) layer = 0;
     mimo_tensor t = {.dtype = row->dtype};
-    for (; t.dims < 2 && row->shape[t.dims] != D_NONE; t.dims++) t.shape[t.dims] = dim_size(c, layer, row->shape[t.dims]);
+    for (; t.dims < 2 && row->shape[t.dims] != D_NONE; t.dims++)
+        t.shape[t.dims] = dim_size(c, layer, row->shape[t.dims]);
     return t;
 }
 
@@ -112,8 +140,8 @@ bool mimo_tensor_needed(void *unused, const char *name, size_t len) {
 
 void mimo_expert_naming(const mimo_config *c, ms_expert_naming *out) {
     static const char *const suffix[MS_EXPERT_PARTS] = {
-        "down_proj.weight", "down_proj.weight_scale", "gate_proj.weight",
-        "gate_proj.weight_scale", "up_proj.weight", "up_proj.weight_scale",
+        "down_proj.weight",       "down_proj.weight_scale", "gate_proj.weight",
+        "gate_proj.weight_scale", "up_proj.weight",         "up_proj.weight_scale",
     };
     const uint64_t inner = c->expert_inner, hidden = c->hidden;
     const uint64_t shape[MS_EXPERT_PARTS][2] = {
@@ -144,7 +172,8 @@ static bool is_expert_name(const mimo_config *cfg, const ms_expert_naming *namin
     if (sscanf(name, "model.layers.%9u.mlp.experts.%9u.", &layer, &expert) != 2) return false;
     if (layer >= cfg->layers || !cfg->moe[layer] || expert >= cfg->experts) return false;
     for (int i = 0; i < MS_EXPERT_PARTS; i++) {
-        (void)snprintf(expected, sizeof expected, "model.layers.%u.mlp.experts.%u.%s", layer, expert, naming->suffix[i]);
+        (void)snprintf(expected, sizeof expected, "model.layers.%u.mlp.experts.%u.%s", layer, expert,
+                       naming->suffix[i]);
         if (strcmp(name, expected) == 0) return true;
     }
     return false;
@@ -188,7 +217,9 @@ ms_status mimo_layout_check(const ms_checkpoint *c, const mimo_config *cfg, ms_e
         if (err) *err = error;
         listed = status;
     }
-    if (listed == MS_OK && experts) *experts = built;
-    else ms_expert_table_free(&built);
+    if (listed == MS_OK && experts)
+        *experts = built;
+    else
+        ms_expert_table_free(&built);
     return listed;
 }

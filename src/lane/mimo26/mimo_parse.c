@@ -2,9 +2,9 @@
  *
  * Owns: a parser owns its buffers until mimo_parser_finish hands the reply over, and its copy of the tools.
  * Threads: a parser belongs to one thread.
- * Invariants: only control ids begin or end reasoning, calls and the message; text that spells one is text.  Text appended
- *   to reasoning or content is final, so a delta is the part that a push added.
- * Errors: bad output of the model is part of the reply; MS_ERR_USAGE for an id that the tokenizer does not have.
+ * Invariants: only control ids begin or end reasoning, calls and the message; text that spells one is text.  Text
+ * appended to reasoning or content is final, so a delta is the part that a push added. Errors: bad output of the model
+ * is part of the reply; MS_ERR_USAGE for an id that the tokenizer does not have.
  */
 #include "lane/mimo26/mimo_chat.h"
 
@@ -17,8 +17,8 @@ struct mimo_parser {
     const ms_tokenizer *tokenizer;
     uint32_t end, think, end_think, call, end_call; /* control ids */
     state state;
-    bool fresh; /* reasoning in which nothing came yet */
-    bool over;  /* the end-of-turn token came */
+    bool fresh;       /* reasoning in which nothing came yet */
+    bool over;        /* the end-of-turn token came */
     bool behind_call; /* nothing but white space came behind a call */
     ms_utf8_stream utf8;
     ms_text decided; /* scratch of one push */
@@ -41,11 +41,12 @@ ms_status mimo_parser_create(mimo_parser **out, const ms_tokenizer *t, ms_channe
     p->tokenizer = t;
     p->state = channel == MS_CHANNEL_THINK ? REASONING : CONTENT;
     p->fresh = true;
+    uint32_t start; /* which prompts begin with */
     const struct {
         const char *name;
         uint32_t *id;
-    } names[] = {{"<|im_end|>", &p->end}, {"<think>", &p->think}, {"</think>", &p->end_think},
-                 {open_name, &p->call},   {close_name, &p->end_call}};
+    } names[] = {{"<|im_start|>", &start},    {"<|im_end|>", &p->end}, {"<think>", &p->think},
+                 {"</think>", &p->end_think}, {open_name, &p->call},   {close_name, &p->end_call}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (ms_tokenizer_control_id(t, names[i].name, strlen(names[i].name), names[i].id)) continue;
         free(p);
@@ -117,7 +118,8 @@ static bool take_until(cursor *c, const char *text, const char **from, size_t *l
 }
 
 /* The declared schema of an argument, or NULL. */
-static const ms_json *schema_of(const mimo_parser *p, const char *name, size_t name_len, const char *key, size_t key_len) {
+static const ms_json *schema_of(const mimo_parser *p, const char *name, size_t name_len, const char *key,
+                                size_t key_len) {
     const ms_json *tools = p->tools ? ms_json_root(p->tools) : NULL;
     for (const ms_json *t = tools && tools->type == MS_JSON_ARRAY ? tools->child : NULL; t; t = t->next) {
         const ms_json *f = ms_json_get(t, "function"), *tool = f ? f : t, *n = ms_json_get(tool, "name");
@@ -125,7 +127,8 @@ static const ms_json *schema_of(const mimo_parser *p, const char *name, size_t n
         const ms_json *parameters = ms_json_get(tool, "parameters");
         if (!parameters) parameters = ms_json_get(tool, "input_schema");
         const ms_json *properties = ms_json_get(parameters, "properties"), *found = NULL;
-        for (const ms_json *v = properties && properties->type == MS_JSON_OBJECT ? properties->child : NULL; v; v = v->next)
+        for (const ms_json *v = properties && properties->type == MS_JSON_OBJECT ? properties->child : NULL; v;
+             v = v->next)
             if (v->key_len == key_len && memcmp(v->key, key, key_len) == 0) found = v;
         return found;
     }
@@ -253,9 +256,15 @@ static void deliver(mimo_parser *p, const char *s, size_t len) {
     if (!len) return;
     p->fresh = false;
     switch (p->state) {
-    case REASONING: ms_text_append(&p->reasoning, s, len); break;
-    case CONTENT: deliver_content(p, s, len); break;
-    case CALL: ms_text_append(&p->block, s, len); break;
+    case REASONING:
+        ms_text_append(&p->reasoning, s, len);
+        break;
+    case CONTENT:
+        deliver_content(p, s, len);
+        break;
+    case CALL:
+        ms_text_append(&p->block, s, len);
+        break;
     }
 }
 
@@ -283,6 +292,13 @@ static ms_status take_control(mimo_parser *p, uint32_t id, const char *name, ms_
     return MS_OK;
 }
 
+/* Whose text an ordinary id is now. */
+static ms_channel text_channel(const mimo_parser *p) {
+    static const ms_channel channels[] = {
+        [REASONING] = MS_CHANNEL_THINK, [CONTENT] = MS_CHANNEL_RESPONSE, [CALL] = MS_CHANNEL_NONE};
+    return channels[p->state];
+}
+
 /* What was added behind the given lengths. */
 static ms_status give_delta(mimo_parser *p, ms_reply_delta *delta, size_t reasoning, size_t content, ms_error *err) {
     const ms_text *const texts[] = {&p->reasoning, &p->content, &p->block, &p->gap, &p->decided};
@@ -292,7 +308,8 @@ static ms_status give_delta(mimo_parser *p, ms_reply_delta *delta, size_t reason
         delta->reasoning.len = delta->content.len = 0;
         if (p->reasoning.len > reasoning)
             ms_text_append(&delta->reasoning, p->reasoning.data + reasoning, p->reasoning.len - reasoning);
-        if (p->content.len > content) ms_text_append(&delta->content, p->content.data + content, p->content.len - content);
+        if (p->content.len > content)
+            ms_text_append(&delta->content, p->content.data + content, p->content.len - content);
         failed |= delta->reasoning.failed || delta->content.failed;
     }
     return failed ? ms_fail_memory(err, "a reply", p->reasoning.len + p->content.len) : MS_OK;
@@ -300,11 +317,11 @@ static ms_status give_delta(mimo_parser *p, ms_reply_delta *delta, size_t reason
 
 ms_status mimo_parser_push(mimo_parser *p, uint32_t id, ms_reply_delta *delta, bool *done, ms_error *err) {
     size_t reasoning = p->reasoning.len, content = p->content.len, len;
-    static const ms_channel channels[] = {MS_CHANNEL_THINK, MS_CHANNEL_RESPONSE, MS_CHANNEL_NONE};
-    ms_channel channel = channels[p->state];
     const char *name = ms_tokenizer_control_name(p->tokenizer, id);
     const uint8_t *bytes = ms_tokenizer_token(p->tokenizer, id, &len);
-    if (!name && !bytes) return ms_fail(err, MS_ERR_USAGE, "token id %u: the tokenizer has no such token", (unsigned)id);
+    if (!name && !bytes)
+        return ms_fail(err, MS_ERR_USAGE, "token id %u: the tokenizer has no such token", (unsigned)id);
+    if (delta) delta->channel = p->over || name ? MS_CHANNEL_NONE : text_channel(p);
     if (!p->over && name) {
         MS_TRY(take_control(p, id, name, err));
     } else if (!p->over) {
@@ -312,10 +329,7 @@ ms_status mimo_parser_push(mimo_parser *p, uint32_t id, ms_reply_delta *delta, b
         deliver_decided(p);
     }
     *done = p->over;
-    if (delta) {
-        delta->channel = name ? MS_CHANNEL_NONE : channel;
-        delta->in_tools = p->state == CALL;
-    }
+    if (delta) delta->in_tools = p->state == CALL || p->behind_call;
     return give_delta(p, delta, reasoning, content, err);
 }
 
@@ -327,6 +341,7 @@ static void hand_over(char **to, size_t *len, ms_text *text) {
 
 ms_status mimo_parser_finish(mimo_parser *p, ms_reply_delta *delta, ms_reply *out, ms_error *err) {
     size_t reasoning = p->reasoning.len, content = p->content.len;
+    if (delta) delta->channel = MS_CHANNEL_NONE, delta->in_tools = false;
     *out = (ms_reply){.status = p->over ? MS_REPLY_COMPLETE : MS_REPLY_TRUNCATED};
     ms_utf8_stream_end(&p->utf8, &p->decided);
     deliver_decided(p);

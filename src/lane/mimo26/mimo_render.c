@@ -80,7 +80,7 @@ static void put_tools(render *r, const ms_json *tools) {
 
 /* ------------------------------------------------------------------ messages */
 
-/* Texts of a content: a string, nothing, or a list of strings and text parts. */
+/* Texts of a content: a string, nothing, or a list of strings and text parts (what has a text and no other type). */
 static ms_status put_content(render *r, const ms_json *content, size_t message) {
     if (!content) return MS_OK;
     if (content->type == MS_JSON_STRING) {
@@ -91,8 +91,9 @@ static ms_status put_content(render *r, const ms_json *content, size_t message) 
         return fail_value(r, content, "a string, null or an array of text parts", "messages[%zu].content", message);
     size_t i = 0;
     for (const ms_json *part = content->child; part; part = part->next, i++) {
-        const ms_json *type = ms_json_get(part, "type"), *text = part->type == MS_JSON_STRING ? part : ms_json_get(part, "text");
-        bool is_text = part->type == MS_JSON_STRING || ms_json_is_string(type, "text");
+        const ms_json *type = ms_json_get(part, "type"),
+                      *text = part->type == MS_JSON_STRING ? part : ms_json_get(part, "text");
+        bool is_text = part->type == MS_JSON_STRING || !type || ms_json_is_string(type, "text");
         if (!is_text || !text || text->type != MS_JSON_STRING)
             return fail_value(r, part, "a text part", "messages[%zu].content[%zu]", message, i);
         ms_text_append(&r->text, text->str, text->str_len);
@@ -103,13 +104,16 @@ static ms_status put_content(render *r, const ms_json *content, size_t message) 
 static ms_status put_members(render *r, const ms_json *arguments) {
     const ms_json **members = NULL;
     size_t count = 0;
-    if (!ms_json_members(&members, &count, arguments, false)) return ms_fail_memory(r->err, "arguments", arguments->count);
+    if (!ms_json_members(&members, &count, arguments, false))
+        return ms_fail_memory(r->err, "arguments", arguments->count);
     for (size_t i = 0; i < count; i++) {
         put(r, "<parameter=");
         ms_text_append(&r->text, members[i]->key, members[i]->key_len);
         put(r, ">");
-        if (members[i]->type == MS_JSON_STRING) ms_text_append(&r->text, members[i]->str, members[i]->str_len);
-        else ms_json_write(&r->text, members[i], &ms_json_spaced);
+        if (members[i]->type == MS_JSON_STRING)
+            ms_text_append(&r->text, members[i]->str, members[i]->str_len);
+        else
+            ms_json_write(&r->text, members[i], &ms_json_spaced);
         put(r, "</parameter>");
     }
     free((void *)members);
@@ -121,12 +125,16 @@ static ms_status put_arguments(render *r, const ms_json *arguments, bool free_fo
     if (!arguments) return MS_OK;
     if (arguments->type == MS_JSON_OBJECT) return put_members(r, arguments);
     if (arguments->type != MS_JSON_STRING)
-        return fail_value(r, arguments, "an object or its JSON text", "messages[%zu].tool_calls[%zu] arguments", message, call);
+        return fail_value(r, arguments, "an object or its JSON text", "messages[%zu].tool_calls[%zu] arguments",
+                          message, call);
     ms_json_doc *doc = NULL;
     ms_status status = MS_OK;
-    bool parsed = !free_form && ms_json_parse(&doc, arguments->str, arguments->str_len, "arguments", NULL, NULL) == MS_OK;
-    if (parsed && ms_json_root(doc)->type == MS_JSON_OBJECT) status = put_members(r, ms_json_root(doc));
-    else ms_text_append(&r->text, arguments->str, arguments->str_len);
+    bool parsed =
+        !free_form && ms_json_parse(&doc, arguments->str, arguments->str_len, "arguments", NULL, NULL) == MS_OK;
+    if (parsed && ms_json_root(doc)->type == MS_JSON_OBJECT)
+        status = put_members(r, ms_json_root(doc));
+    else
+        ms_text_append(&r->text, arguments->str, arguments->str_len);
     ms_json_free(doc);
     return status;
 }
@@ -197,7 +205,8 @@ static ms_status read_flag(render *r, const ms_json *request, const char *key, b
 static ms_status put_request(render *r, const ms_json *request) {
     bool thinking = true, generation = true;
     if (!request || request->type != MS_JSON_OBJECT) return fail_value(r, request, "an object", "request");
-    MS_TRY(read_flag(r, request, "enable_thinking", &thinking));
+    /* The template's own switch: only the boolean false is off. */
+    (void)ms_json_bool(field(request, "enable_thinking"), &thinking);
     MS_TRY(read_flag(r, request, "thinking", &thinking));
     MS_TRY(read_flag(r, request, "add_generation_prompt", &generation));
     const ms_json *messages = field(request, "messages"), *tools = field(request, "tools");

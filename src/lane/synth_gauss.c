@@ -1,5 +1,5 @@
-/* k3_synth_gauss.c: experts as a trained model's look to a quantiser: Gaussian weights whose size varies from row to
- * row and from column to column, rounded to E2M1 under the smallest scale that holds the group's largest.
+/* synth_gauss.c: experts as a trained model's look to a quantiser: Gaussian weights whose size varies from row to row
+ * and from column to column, rounded to E2M1 under the smallest scale that holds the group's largest.
  *
  * A code and its scale byte lie in different tensors, so each is made from the group's 32 weights, which are a function
  * of the matrix' key, row and place. Threads: pure functions over a finished table.
@@ -8,17 +8,17 @@
 #include <stdlib.h>
 
 #include "base/bytes.h"
-#include "lane/k3/k3_synth_internal.h"
+#include "lane/synth.h"
 
-enum { GROUP = 32, LEVELS = K3_NORMAL_LEVELS };
+enum { GROUP = 32, LEVELS = MS_NORMAL_LEVELS };
 
 /* Deviations of the row and column factors, and the size that gives the model its place between powers of two. */
 static const float row_spread = 0.15f, column_spread = 0.23f, unit = 0.0392f;
 static const uint64_t row_stream = UINT64_C(0x726f77), column_stream = UINT64_C(0x636f6c);
 
-/* Quantiles of the normal distribution at the middles of equal parts, by Newton's method; behind them the column
- * factors that they stand for. */
-float *k3_synth_normal_table(void) {
+/* Quantiles of the normal distribution at the middles of equal parts, by Newton's method; behind them the column factors
+ * that they stand for. */
+float *ms_synth_normal_table(void) {
     float *t = malloc(2 * LEVELS * sizeof *t);
     if (!t) return NULL;
     double x = 0;
@@ -38,10 +38,10 @@ static inline float pick(const float *table, uint64_t r, unsigned part) { return
 /* The weights of a group; gives its scale exponent: the least with which 6 holds the largest. */
 static int group_weights(float w[GROUP], const float *table, uint64_t key, uint64_t group, uint64_t groups) {
     uint64_t row = group / groups, first = group % groups * (GROUP / 4);
-    float size = unit * expf(row_spread * pick(table, k3_synth_word(key ^ row_stream, row), 0)), most = 0;
+    float size = unit * expf(row_spread * pick(table, ms_synth_word(key ^ row_stream, row), 0)), most = 0;
     for (unsigned i = 0; i < GROUP; i += 4) {
-        uint64_t values = k3_synth_word(key, group * (GROUP / 4) + i / 4);
-        uint64_t columns = k3_synth_word(key ^ column_stream, first + i / 4);
+        uint64_t values = ms_synth_word(key, group * (GROUP / 4) + i / 4);
+        uint64_t columns = ms_synth_word(key ^ column_stream, first + i / 4);
         for (unsigned j = 0; j < 4; j++) {
             w[i + j] = size * pick(table + LEVELS, columns, j) * pick(table, values, j);
             float a = fabsf(w[i + j]);
@@ -62,8 +62,7 @@ static uint8_t code(float w, float inverse) {
     return (uint8_t)(c | (unsigned)(signbit(w) != 0) << 3);
 }
 
-void k3_synth_gauss_codes(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words,
-                          uint64_t groups) {
+void ms_synth_gauss_codes(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words, uint64_t groups) {
     float w[GROUP];
     float inverse = 0;
     for (size_t i = 0; i < words; i++, word++, out += 8) {
@@ -74,8 +73,7 @@ void k3_synth_gauss_codes(uint8_t *out, const float *table, uint64_t key, uint64
     }
 }
 
-void k3_synth_gauss_scales(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words,
-                           uint64_t groups) {
+void ms_synth_gauss_scales(uint8_t *out, const float *table, uint64_t key, uint64_t word, size_t words, uint64_t groups) {
     float w[GROUP];
     for (uint64_t i = 0; i < 8 * words; i++)
         out[i] = (uint8_t)(127 + group_weights(w, table, key, 8 * word + i, groups));

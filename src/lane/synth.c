@@ -1,17 +1,16 @@
-/* k3_synth.c: writes a synthetic checkpoint: checks, directory, shards, index, config.
+/* synth.c: writes a synthetic checkpoint: checks, directory, shards, index, config.
  *
- * Every shard is a function from offset to bytes (k3_synth_shard.c); workers fill and write chunks of it past the
+ * Every shard is a function from offset to bytes (synth_shard.c); workers fill and write chunks of it past the
  * page cache where the file system allows that, so generating and writing overlap and the cache is not flooded.
  *
  * Owns: the files it creates.  Threads: one pool a call.
  * Invariants: nothing is created before numbers, directory and free space have been checked; config.json comes last.
  * Errors: the first one; everything created is removed again.
  */
-#include "lane/k3/k3_synth.h"
+#include "lane/synth.h"
 
 #include "base/bytes.h"
 #include "base/pool.h"
-#include "lane/k3/k3_synth_internal.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -42,15 +41,16 @@ typedef struct index_entry {
 
 typedef struct writer {
     const char *dir;
-    const k3_config *cfg;
-    const k3_synth_options *opt;
+    ms_synth_model model;
+    const ms_synth_options *opt;
     int folder;
     bool made_folder;
     uint32_t shards, shards_made;
     bool made_index, made_config;
+    char (*files)[64]; /* [shards]: names, for the index and for removal */
     ms_pool *pool;
     uint8_t *buffers; /* one chunk a worker */
-    k3_synth_report report;
+    ms_synth_report report;
     uint64_t done_bytes;
     ms_text names;
     index_entry *entries;
@@ -59,27 +59,37 @@ typedef struct writer {
 
 /* ------------------------------------------------------------------ numbers and sizes */
 
+void ms_synth_put_float(ms_text *t, float f) {
+    double v = (double)f;
+    for (int digits = 1; digits <= 9; digits++) {
+        char s[40];
+        (void)snprintf(s, sizeof s, "%.*g", digits, (double)f);
+        double shorter = strtod(s, NULL);
+        if (ms_f32_bits((float)shorter) == ms_f32_bits(f)) {
+            v = shorter;
+            break;
+        }
+    }
+    ms_json_write_double(t, v);
+}
+
 /* The numbers must survive the trip through the config.json that is about to be written. */
-static ms_status check_config(const k3_config *cfg, bool vision, ms_error *err) {
-    if (cfg->layers == 0 || cfg->layers > K3_MAX_LAYERS)
-        return ms_fail(err, MS_ERR_FORMAT, "num_hidden_layers: expected 1 to %d, found %u", K3_MAX_LAYERS,
-                       (unsigned)cfg->layers);
+static ms_status check_config(const ms_synth_model *m, ms_error *err) {
     ms_text text = {0};
-    k3_synth_config_text(&text, cfg, vision);
+    m->config_text(&text, m);
     if (text.failed) {
         ms_text_free(&text);
         return ms_fail_memory(err, "a config", text.cap);
     }
     ms_json_doc *doc = NULL;
-    k3_config back;
     ms_status status = ms_json_parse(&doc, text.data, text.len, "the model's numbers", NULL, err);
-    if (status == MS_OK) status = k3_config_parse(&back, ms_json_root(doc), "the model's numbers", err);
+    if (status == MS_OK) status = m->check(m, ms_json_root(doc), err);
     ms_json_free(doc);
     ms_text_free(&text);
     return status;
 }
 
-static ms_status add_names(writer *w, const k3_synth_plan *p, uint32_t shard, ms_error *err) {
+static ms_status add_names(writer *w, const ms_synth_plan *p, uint32_t shard, ms_error *err) {
     index_entry *grown = realloc(w->entries, (w->entry_count + p->count) * sizeof *grown);
     if (!grown) return ms_fail_memory(err, "the index", (w->entry_count + p->count) * sizeof *grown);
     w->entries = grown;
@@ -92,16 +102,20 @@ static ms_status add_names(writer *w, const k3_synth_plan *p, uint32_t shard, ms
 
 /* First pass over all shards: sizes, and the names for the index. */
 static ms_status measure(writer *w, bool keep_names, ms_error *err) {
-    w->shards = k3_synth_shard_count(w->cfg, w->opt->vision);
-    w->report = (k3_synth_report){.shards = w->shards};
+    w->shards = w->model.shards(&w->model);
+    w->report = (ms_synth_report){.shards = w->shards};
+    free(w->files);
+    w->files = calloc(w->shards ? w->shards : 1, sizeof *w->files);
+    if (!w->files) return ms_fail_memory(err, "shard names", w->shards * sizeof *w->files);
     for (uint32_t i = 0; i < w->shards; i++) {
-        k3_synth_plan p = {0};
-        MS_TRY(k3_synth_plan_shard(&p, w->cfg, w->opt, i, err));
+        ms_synth_plan p = {0};
+        MS_TRY(ms_synth_plan_shard(&p, &w->model, i, err));
+        memcpy(w->files[i], p.file, sizeof p.file);
         w->report.tensors += p.count;
         w->report.payload_bytes += p.payload_bytes;
-        w->report.shard_bytes += k3_synth_plan_bytes(&p);
+        w->report.shard_bytes += ms_synth_plan_bytes(&p);
         ms_status status = keep_names ? add_names(w, &p, i, err) : MS_OK;
-        k3_synth_plan_free(&p);
+        ms_synth_plan_free(&p);
         MS_TRY(status);
         if (w->report.shard_bytes > (uint64_t)1 << 60)
             return ms_fail(err, MS_ERR_FORMAT, "the model's numbers: expected less than 2^60 bytes in all");
@@ -109,12 +123,15 @@ static ms_status measure(writer *w, bool keep_names, ms_error *err) {
     return MS_OK;
 }
 
-ms_status k3_synth_measure(const k3_config *cfg, const k3_synth_options *opt, k3_synth_report *out, ms_error *err) {
-    writer w = {.cfg = cfg, .opt = opt, .folder = -1};
-    MS_TRY(check_config(cfg, opt->vision, err));
-    MS_TRY(measure(&w, false, err));
-    *out = w.report;
-    return MS_OK;
+ms_status ms_synth_measure(const ms_synth_model *m, const ms_synth_options *opt, ms_synth_report *out, ms_error *err) {
+    writer w = {.model = *m, .opt = opt, .folder = -1};
+    w.model.vision = opt->vision;
+    w.model.gaussian = opt->gaussian;
+    ms_status status = check_config(&w.model, err);
+    if (status == MS_OK) status = measure(&w, false, err);
+    if (status == MS_OK) *out = w.report;
+    free(w.files);
+    return status;
 }
 
 /* ------------------------------------------------------------------ directory */
@@ -158,11 +175,7 @@ static ms_status check_space(const writer *w, ms_error *err) {
 }
 
 static void remove_all(writer *w) {
-    for (uint32_t i = 0; i < w->shards_made; i++) {
-        char name[64];
-        (void)snprintf(name, sizeof name, "model-%05u-of-%06u.safetensors", (unsigned)(i + 1), (unsigned)w->shards);
-        (void)unlinkat(w->folder, name, 0);
-    }
+    for (uint32_t i = 0; i < w->shards_made; i++) (void)unlinkat(w->folder, w->files[i], 0);
     if (w->made_index) (void)unlinkat(w->folder, index_name, 0);
     if (w->made_config) (void)unlinkat(w->folder, config_name, 0);
     if (w->made_folder) (void)rmdir(w->dir);
@@ -207,7 +220,7 @@ static ms_status write_text(writer *w, const char *name, const ms_text *text, bo
 
 typedef struct shard_job {
     const writer *w;
-    const k3_synth_plan *plan;
+    const ms_synth_plan *plan;
     uint64_t bytes;
     uint64_t first_chunk; /* of the current round */
     int fd;
@@ -222,7 +235,7 @@ static void write_chunk(void *arg, size_t task, unsigned worker) {
     uint8_t *buffer = job->w->buffers + (size_t)worker * CHUNK;
     uint64_t at = (job->first_chunk + task) * CHUNK;
     size_t length = job->bytes - at < CHUNK ? (size_t)(job->bytes - at) : CHUNK;
-    k3_synth_bytes(buffer, job->plan, job->w->opt->seed, at, length);
+    ms_synth_bytes(buffer, job->plan, job->w->opt->seed, at, length);
     if (job->direct && length % BLOCK != 0) {
         size_t whole = (length + BLOCK - 1) / BLOCK * BLOCK;
         memset(buffer + length, 0, whole - length);
@@ -269,8 +282,8 @@ static ms_status write_payload(writer *w, shard_job *job, ms_error *err) {
     return MS_OK;
 }
 
-static ms_status write_shard_data(writer *w, const k3_synth_plan *p, int fd, ms_error *err) {
-    const uint64_t bytes = k3_synth_plan_bytes(p);
+static ms_status write_shard_data(writer *w, const ms_synth_plan *p, int fd, ms_error *err) {
+    const uint64_t bytes = ms_synth_plan_bytes(p);
     if (w->opt->sparse) {
         int error = write_fully(fd, (const uint8_t *)p->header.data, p->header.len, 0);
         if (error) return ms_fail_errno(err, MS_ERR_IO, error, "%s/%s: write", w->dir, p->file);
@@ -293,8 +306,8 @@ static ms_status write_shard_data(writer *w, const k3_synth_plan *p, int fd, ms_
 }
 
 static ms_status write_shard(writer *w, uint32_t number, ms_error *err) {
-    k3_synth_plan p = {0};
-    MS_TRY(k3_synth_plan_shard(&p, w->cfg, w->opt, number, err));
+    ms_synth_plan p = {0};
+    MS_TRY(ms_synth_plan_shard(&p, &w->model, number, err));
     int fd;
     ms_status status = create_file(w, p.file, &fd, err);
     if (status == MS_OK) {
@@ -303,7 +316,7 @@ static ms_status write_shard(writer *w, uint32_t number, ms_error *err) {
         int error = finish_file(fd, 0);
         if (error && status == MS_OK) status = ms_fail_errno(err, MS_ERR_IO, error, "%s/%s: write", w->dir, p.file);
     }
-    k3_synth_plan_free(&p);
+    ms_synth_plan_free(&p);
     return status;
 }
 
@@ -315,11 +328,10 @@ static ms_status write_index(writer *w, ms_error *err) {
     for (size_t i = 0; i < w->entry_count; i++) w->entries[i].name = w->names.data + w->entries[i].at;
     qsort(w->entries, w->entry_count, sizeof *w->entries, by_entry_name);
     ms_text t = {0};
-    ms_text_printf(&t, "{\n  \"metadata\": {\n    \"total_size\": %llu\n  },\n  \"weight_map\": {",
-                   (unsigned long long)w->report.payload_bytes);
+    ms_text_printf(&t, "{\n  \"metadata\": {\n    \"total_size\": %llu%s\n  },\n  \"weight_map\": {",
+                   (unsigned long long)w->report.payload_bytes, w->model.metadata);
     for (size_t i = 0; i < w->entry_count; i++) {
-        ms_text_printf(&t, "%s\n    \"%s\": \"model-%05u-of-%06u.safetensors\"", i ? "," : "", w->entries[i].name,
-                       (unsigned)(w->entries[i].shard + 1), (unsigned)w->shards);
+        ms_text_printf(&t, "%s\n    \"%s\": \"%s\"", i ? "," : "", w->entries[i].name, w->files[w->entries[i].shard]);
     }
     ms_text_puts(&t, "\n  }\n}\n");
     ms_status status =
@@ -330,7 +342,7 @@ static ms_status write_index(writer *w, ms_error *err) {
 
 static ms_status write_config(writer *w, ms_error *err) {
     ms_text t = {0};
-    k3_synth_config_text(&t, w->cfg, w->opt->vision);
+    w->model.config_text(&t, &w->model);
     ms_status status =
         t.failed ? ms_fail_memory(err, "a config", t.cap) : write_text(w, config_name, &t, &w->made_config, err);
     ms_text_free(&t);
@@ -358,9 +370,11 @@ static ms_status write_all(writer *w, ms_error *err) {
     return MS_OK;
 }
 
-ms_status k3_synth_write(const char *dir, const k3_config *cfg, const k3_synth_options *opt, ms_error *err) {
-    writer w = {.dir = dir, .cfg = cfg, .opt = opt, .folder = -1};
-    MS_TRY(check_config(cfg, opt->vision, err));
+ms_status ms_synth_write(const char *dir, const ms_synth_model *m, const ms_synth_options *opt, ms_error *err) {
+    writer w = {.dir = dir, .model = *m, .opt = opt, .folder = -1};
+    w.model.vision = opt->vision;
+    w.model.gaussian = opt->gaussian;
+    MS_TRY(check_config(&w.model, err));
     ms_status status = measure(&w, true, err);
     if (status == MS_OK) {
         status = write_all(&w, err);
@@ -373,5 +387,6 @@ ms_status k3_synth_write(const char *dir, const k3_config *cfg, const k3_synth_o
     if (w.folder >= 0) (void)close(w.folder);
     ms_text_free(&w.names);
     free(w.entries);
+    free(w.files);
     return status;
 }
