@@ -13,7 +13,7 @@
 #include "base/pool.h"
 #include "bench.h"
 #include "command.h"
-#include "lane/k3/k3_synth_internal.h"
+#include "lane/k3/k3_synth.h"
 #include "session/engine.h"
 #include "session/store_choice.h"
 #include "store/mzg2_encode.h"
@@ -83,14 +83,15 @@ static ms_status make_experts(coding *c, ms_error *err) {
     k.latent = c->shape.hidden;
     k.expert_inner = c->shape.inner;
     k.experts = EXPERTS;
-    k3_synth_plan p;
-    const k3_synth_options o = {.gaussian = true};
-    MS_TRY(k3_synth_plan_shard(&p, &k, &o, k.first_dense, err));
+    ms_synth_plan p;
+    ms_synth_model model = k3_synth_model(&k);
+    model.gaussian = true;
+    MS_TRY(ms_synth_plan_shard(&p, &model, k.first_dense, err));
     uint64_t at = 0;
     for (size_t i = p.count; i-- > 0;)
-        if (p.tensors[i].fill == K3_FILL_GAUSS_CODES) at = p.tensors[i].begin;
-    k3_synth_bytes(c->experts, &p, 1, p.header.len + at, EXPERTS * c->bytes);
-    k3_synth_plan_free(&p);
+        if (p.tensors[i].fill == MS_FILL_GAUSS_CODES) at = p.tensors[i].begin;
+    ms_synth_bytes(c->experts, &p, 1, p.header.len + at, EXPERTS * c->bytes);
+    ms_synth_plan_free(&p);
     for (int i = 0; i < EXPERTS; i++) ms_mzg2_clear_zeros(c->experts + (size_t)i * c->bytes, c->shape);
     return MS_OK;
 }

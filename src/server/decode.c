@@ -153,7 +153,6 @@ static ms_status push_raw(ms_decode *d, uint32_t id) {
     const uint8_t *bytes = ms_tokenizer_token(d->g->text->tokenizer, id, &len);
     d->delta.reasoning.len = d->delta.content.len = 0;
     d->delta.channel = MS_CHANNEL_RESPONSE;
-    *done = false; /* the stop ids decide */
     if (bytes)
         ms_utf8_stream_push(&d->utf8, bytes, len, &d->delta.content);
     else
@@ -189,7 +188,7 @@ static void note_progress(ms_decode *d) {
 static ms_status take(ms_decode *d, const float *logits, uint32_t id, bool *done, ms_error *err) {
     MS_TRY(ms_ids_push(&d->generated, id, err));
     ms_status status =
-        d->parser ? d->g->text->lane->parser->push(d->parser, id, &d->delta, done, err) : push_raw(d, id, done);
+        d->parser ? d->g->text->lane->parser->push(d->parser, id, &d->delta, done, err) : push_raw(d, id);
     MS_TRY(status);
     *done = *done || ms_text_model_stops(d->g->text, id);
     if (d->delta.channel == MS_CHANNEL_THINK) d->reasoning++;
