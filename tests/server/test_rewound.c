@@ -130,12 +130,12 @@ static void a_prompt_begins_where_it_parts(void **state) {
     server s;
     open_server(&s);
     assert_int_equal(evaluate(&s, SYSTEM "{\"role\":\"user\",\"content\":\"one thing\"}", MS_ORIGIN_COLD), 0);
-    size_t shared = evaluate(&s, SYSTEM "{\"role\":\"user\",\"content\":\"another thing\"}", MS_ORIGIN_REWOUND);
+    size_t shared = evaluate(&s, SYSTEM "{\"role\":\"user\",\"content\":\"another thing\"}", MS_ORIGIN_REWIND);
     assert_true(shared > 8);
     /* the same again: its logits are there */
     size_t again = evaluate(&s, SYSTEM "{\"role\":\"user\",\"content\":\"another thing\"}", MS_ORIGIN_LIVE);
     assert_true(again > shared);
-    assert_int_equal(evaluate(&s, SYSTEM "{\"role\":\"user\",\"content\":\"one thing\"}", MS_ORIGIN_REWOUND), shared);
+    assert_int_equal(evaluate(&s, SYSTEM "{\"role\":\"user\",\"content\":\"one thing\"}", MS_ORIGIN_REWIND), shared);
     close_server(&s);
 }
 
@@ -159,7 +159,7 @@ static void generated_text_is_not_cut(void **state) {
     build(&c, "{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":\"the "
               "x\"},{\"role\":\"user\",\"content\":\"x\"}");
     b = ms_retained_find(&s.retained, &c);
-    assert_int_equal(b.origin, MS_ORIGIN_REWOUND);
+    assert_int_equal(b.origin, MS_ORIGIN_REWIND);
     assert_int_equal(b.at.matched, end);
     ms_candidate_free(&c);
     ok(ms_retained_back(&s.retained, end, &err), &err);
