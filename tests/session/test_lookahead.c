@@ -52,6 +52,8 @@ static void request(rig *r, uint32_t layer, const uint32_t *ids, uint32_t count)
     } while (got);
     assert_int_equal(seen, count);
     ms_expert_end(r->e->experts);
+    free(source);
+    free(back);
 }
 
 static void right_and_wrong(void **state) {
