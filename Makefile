@@ -39,7 +39,8 @@ endif
 
 # Kernel files carry their instruction set in their name and are built for its processors only; the rest is plain C.
 MACHINE      := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
-FOREIGN      := $(if $(filter aarch64 arm64,$(MACHINE)),%_avx2.c %_avx512.c,%_neon.c)
+FOREIGN      := $(if $(filter x86_64 amd64,$(MACHINE)),,%_avx2.c %_avx512.c) \
+                $(if $(filter aarch64 arm64,$(MACHINE)),,%_neon.c)
 AVX2_FLAGS   := -mavx2 -mfma -mf16c -O3
 AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -O3
 NEON_FLAGS   := -march=armv8.2-a+dotprod -O3
@@ -150,8 +151,8 @@ install: all ## programs, library and header under PREFIX=/usr/local (DESTDIR is
 	install -m 644 $(LIB) '$(DESTDIR)$(PREFIX)/lib'
 	install -m 644 include/moonshine/moonshine.h '$(DESTDIR)$(PREFIX)/include/moonshine'
 
-clean: ## removes BUILD and the folders of the sanitizer and fuzz builds
-	rm -rf '$(BUILD)' '$(BUILD)-asan' '$(BUILD)-tsan' '$(BUILD)-fuzz'
+clean: ## removes BUILD and the folders of the sanitizer, fuzz and cross builds
+	rm -rf '$(BUILD)' '$(BUILD)-asan' '$(BUILD)-tsan' '$(BUILD)-fuzz' '$(BUILD)-neon'
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { sub(/%/, "NAME", $$1); printf "  %-18s %s\n", $$1, $$2 }' Makefile mk/*.mk
@@ -212,7 +213,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $$(call shared,$$(*D)) $(LIB) $(BUILD)/link
 	$(call say,LINK,$@)
 	$(Q)$(call link,-lcmocka)
 
-include mk/gpu.mk mk/clients.mk
+include mk/gpu.mk mk/clients.mk mk/neon.mk
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .SECONDARY:
