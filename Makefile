@@ -37,21 +37,26 @@ endif
 LINK    += -fsanitize=$(SAN)
 endif
 
-# Kernel files carry their instruction set in their name; everything else is plain x86-64.
+# Kernel files carry their instruction set in their name and are built for its processors only; the rest is plain C.
+MACHINE      := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+FOREIGN      := $(if $(filter x86_64 amd64,$(MACHINE)),,%_avx2.c %_avx512.c) \
+                $(if $(filter aarch64 arm64,$(MACHINE)),,%_neon.c)
 AVX2_FLAGS   := -mavx2 -mfma -mf16c -O3
 AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -O3
+NEON_FLAGS   := -march=armv8.2-a+dotprod -O3
 SCALAR_FLAGS := -O3
 KERNEL :=
 %_avx2.o: KERNEL := $(AVX2_FLAGS)
 %_avx512.o: KERNEL := $(AVX512_FLAGS)
+%_neon.o: KERNEL := $(NEON_FLAGS)
 %_scalar.o: KERNEL := $(SCALAR_FLAGS)
 
-SRC      := $(sort $(foreach m,$(MODULES),$(shell find src/$(m) -name '*.c')))
+SRC      := $(filter-out $(FOREIGN),$(sort $(foreach m,$(MODULES),$(shell find src/$(m) -name '*.c'))))
 OBJ      := $(SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libmoonshine.a
 APPS     := $(patsubst apps/%.c,$(BUILD)/%,$(wildcard apps/moonshine*.c))
 # The other files of apps/ are parts; a program takes those that it calls.
-PART_OBJ := $(patsubst apps/%.c,$(BUILD)/apps/%.o,$(filter-out apps/moonshine%.c,$(wildcard apps/*.c)))
+PART_OBJ := $(patsubst apps/%.c,$(BUILD)/apps/%.o,$(filter-out apps/moonshine%.c $(FOREIGN),$(wildcard apps/*.c)))
 PARTS    := $(BUILD)/apps/parts.a
 programs  = $(sort $(foreach t,$(patsubst %/,%,$(1)),$(if $(filter %.c,$(t)),$(t),$(wildcard $(t)/test_*.c))))
 TEST_BIN := $(patsubst %.c,$(BUILD)/%,$(call programs,$(TESTS)))
@@ -146,8 +151,8 @@ install: all ## programs, library and header under PREFIX=/usr/local (DESTDIR is
 	install -m 644 $(LIB) '$(DESTDIR)$(PREFIX)/lib'
 	install -m 644 include/moonshine/moonshine.h '$(DESTDIR)$(PREFIX)/include/moonshine'
 
-clean: ## removes BUILD and the folders of the sanitizer and fuzz builds
-	rm -rf '$(BUILD)' '$(BUILD)-asan' '$(BUILD)-tsan' '$(BUILD)-fuzz'
+clean: ## removes BUILD and the folders of the sanitizer, fuzz and cross builds
+	rm -rf '$(BUILD)' '$(BUILD)-asan' '$(BUILD)-tsan' '$(BUILD)-fuzz' '$(BUILD)-neon'
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { sub(/%/, "NAME", $$1); printf "  %-18s %s\n", $$1, $$2 }' Makefile mk/*.mk
@@ -162,7 +167,7 @@ define stamp
 @mkdir -p $(@D)
 @printf '%s\n' $(call quote,$(1)) | cmp -s - $@ || printf '%s\n' $(call quote,$(1)) > $@
 endef
-COMPILE_STAMP := $(CC) $(COMPILE) | $(AVX2_FLAGS) | $(AVX512_FLAGS) | $(SCALAR_FLAGS)
+COMPILE_STAMP := $(CC) $(COMPILE) | $(AVX2_FLAGS) | $(AVX512_FLAGS) | $(NEON_FLAGS) | $(SCALAR_FLAGS)
 $(BUILD)/compile.flags: FORCE
 	$(call stamp,$(COMPILE_STAMP))
 LINK_STAMP := $(CC) $(LINK) $(LIBS)
@@ -208,7 +213,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $$(call shared,$$(*D)) $(LIB) $(BUILD)/link
 	$(call say,LINK,$@)
 	$(Q)$(call link,-lcmocka)
 
-include mk/gpu.mk mk/clients.mk
+include mk/gpu.mk mk/clients.mk mk/neon.mk
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .SECONDARY:

@@ -247,6 +247,8 @@ static ms_status find_tables(bench *b, ms_error *err) {
 #if defined(__x86_64__)
         &ms_peaks_avx2,
         &ms_peaks_avx512,
+#elif defined(__aarch64__)
+        &ms_peaks_neon,
 #endif
     };
     const ms_option_list *names = &b->flags->kernels;

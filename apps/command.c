@@ -40,7 +40,7 @@ const ms_option ms_model_option_table[] = {
     {.name = "reserve", .type = MS_OPTION_BYTES, .offset = FIELD(reserve_bytes), .arg = "BYTES", .max = UINT64_MAX - 1,
      .help = "Memory to leave free (default: 4G, or 10 % of what is available if that is less)."},
     {.name = "kernels", .type = MS_OPTION_STRING, .offset = FIELD(kernels), .arg = "NAME",
-     .help = "CPU kernels: scalar, avx2 or avx512 (default: the best this CPU has)."},
+     .help = "CPU kernels: scalar, avx2, avx512 or neon (default: the best this CPU has)."},
     {.name = "backend", .type = MS_OPTION_STRING, .offset = FIELD(backend), .arg = "NAME", .env = "MOONSHINE_BACKEND",
      .help = "cpu, hip, cuda, or auto: a GPU if one opens, else the CPU (default: cpu)."},
     {.name = "store", .type = MS_OPTION_STRING, .offset = FIELD(store), .arg = "DIR",

@@ -26,6 +26,8 @@ extern const ms_peaks ms_peaks_scalar;
 #if defined(__x86_64__)
 extern const ms_peaks ms_peaks_avx2;
 extern const ms_peaks ms_peaks_avx512;
+#elif defined(__aarch64__)
+extern const ms_peaks ms_peaks_neon;
 #endif
 
 #endif

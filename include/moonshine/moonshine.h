@@ -76,7 +76,7 @@ typedef struct ms_engine_options {
     bool no_lookahead;            /* never read what the next layer will probably want before it asks */
     uint64_t read_limit;          /* expert bytes a second, as of a slower drive, for measurements; 0: none */
     const char *backend;          /* NULL: "cpu"; or "hip", "cuda" (must open), "auto" (a GPU if one opens, else the CPU) */
-    const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2", "avx512" */
+    const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2", "avx512", "neon" */
     void (*log)(void *arg, const char *line); /* one-line notes: fallbacks, load progress; may be NULL */
     void *log_arg;
     /* Load progress: bytes of static weights done of total; may be NULL. */

@@ -15,7 +15,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const char *const tables[] = {"scalar", "avx2", "avx512"};
+static const char *const tables[] = {"scalar", "avx2", "avx512", "neon"};
 enum { TABLES = sizeof tables / sizeof tables[0], SINK = 1 };
 
 static const ms_scratch_need need = {.rows = 600,

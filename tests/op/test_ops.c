@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const tables[] = {"scalar", "avx2", "avx512"};
+static const char *const tables[] = {"scalar", "avx2", "avx512", "neon"};
 enum { TABLES = sizeof tables / sizeof tables[0] };
 
 static ms_backend *open_backend(const char *kernels, unsigned threads, ms_precision precision) {
@@ -81,7 +81,8 @@ static float *check_case(const op_case *c, ms_precision precision) {
         unsigned threads;
         bool singles;
     } ways[] = {{"scalar", 1, true}, {"scalar", 3, false}, {"avx2", 1, false}, {"avx2", 3, false},
-                {"avx2", 3, true},   {"avx512", 1, false}, {"avx512", 3, true}};
+                {"avx2", 3, true},   {"avx512", 1, false}, {"avx512", 3, true},
+                {"neon", 1, false},  {"neon", 3, false},   {"neon", 3, true}};
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         if (!ms_cpu_kernels_find(ways[i].kernels)) continue;
         char how[64];

@@ -39,6 +39,7 @@ static const setup variants[] = {
     {.label = "scalar kernels", .experts = ALL, .kernels = "scalar"},
     {.label = "scalar kernels, two threads, range 3", .experts = 2, .kernels = "scalar", .threads = 2, .range = 3},
     {.label = "avx2 kernels", .experts = ALL, .kernels = "avx2"},
+    {.label = "neon kernels", .experts = ALL, .kernels = "neon"},
     {.label = "avx512 kernels", .experts = ALL, .kernels = "avx512"},
     {.label = "avx512 kernels, two threads, range 3", .experts = 2, .kernels = "avx512", .threads = 2, .range = 3},
 };

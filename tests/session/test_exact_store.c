@@ -27,6 +27,7 @@ static const setup store_variants[] = {
     {.label = "export and import", .experts = 4, .reload = true},
     {.label = "scalar kernels, two threads, range 3", .experts = 2, .kernels = "scalar", .threads = 2, .range = 3},
     {.label = "avx2 kernels", .experts = ALL, .kernels = "avx2"},
+    {.label = "neon kernels", .experts = ALL, .kernels = "neon"},
     {.label = "a slow drive", .experts = 2, .range = 16, .read_limit = 200000000},
 };
 

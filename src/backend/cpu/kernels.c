@@ -1,6 +1,9 @@
 #include "backend/cpu/kernels.h"
 
 #include <string.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 typedef struct candidate {
     const ms_cpu_kernels *table;
@@ -17,6 +20,8 @@ static bool has_avx512(void) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+#elif defined(__aarch64__)
+static bool has_neon_dot(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 #endif
 
 /* Best first. */
@@ -24,6 +29,8 @@ static const candidate candidates[] = {
 #if defined(__x86_64__)
     {&ms_cpu_kernels_avx512, has_avx512},
     {&ms_cpu_kernels_avx2, has_avx2},
+#elif defined(__aarch64__)
+    {&ms_cpu_kernels_neon, has_neon_dot},
 #endif
     {&ms_cpu_kernels_scalar, always},
 };

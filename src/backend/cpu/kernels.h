@@ -100,6 +100,8 @@ extern const ms_cpu_kernels ms_cpu_kernels_scalar;
 #if defined(__x86_64__)
 extern const ms_cpu_kernels ms_cpu_kernels_avx2;
 extern const ms_cpu_kernels ms_cpu_kernels_avx512; /* F, BW, DQ, VL, VNNI */
+#elif defined(__aarch64__)
+extern const ms_cpu_kernels ms_cpu_kernels_neon; /* with the int8 dot product */
 #endif
 
 /* The best table this CPU can run, or the one named; NULL when there is no such table or the CPU lacks it. */
