@@ -1,6 +1,6 @@
 /* bundle_build.c: makes a bundle in NAME.partial/: store, static tensors, small files, bundle.json; then renames it.
  *
- * .state.json says of which checkpoint an unfinished bundle is (no file of a checkpoint that is copied has such a name).
+ * .state.json says of which checkpoint an unfinished bundle is (no file that is copied has such a name).
  * Finished parts are kept: the static tensors by their length (they appear whole), the store by its own state.  The
  * folder is locked while a build is at work in it, also through its new name.
  */
