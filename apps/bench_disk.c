@@ -361,7 +361,7 @@ int ms_bench_disk(int argc, char **argv) {
                                         "through the product's reader and with plain pread; for a MODEL also the "
                                         "expert service with nothing to compute.",
                                .epilogue =
-                                   "The ratio of a line is its best depth over pread. Nothing is written but --csv.",
+                                   "The ratio of a line is its best depth over pread. Only --csv and --plot write.",
                                .groups = groups,
                                .group_count = 1,
                                .max_args = 1};

@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -107,7 +108,6 @@ static void on_connection(void *arg, struct MHD_Connection *c, void **slot, enum
         free(s);
         return;
     }
-    (void)atomic_fetch_add(&f->connections, 1);
     s = calloc(1, sizeof *s);
     *slot = s;
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
@@ -171,11 +171,15 @@ static void accept_one(ms_front *f, int listener) {
         return;
     }
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (atomic_load(&f->connections) >= f->o.max_connections) {
+    /* Counted here: libmicrohttpd takes a socket over some time later. */
+    if (atomic_fetch_add(&f->connections, 1) >= f->o.max_connections) {
+        (void)atomic_fetch_sub(&f->connections, 1);
         refuse_socket(fd);
         return;
     }
-    (void)MHD_add_connection(f->daemon, fd, (struct sockaddr *)&a, len); /* closes the socket when it fails */
+    /* It closes the socket when it fails. */
+    if (MHD_add_connection(f->daemon, fd, (struct sockaddr *)&a, len) != MHD_YES)
+        (void)atomic_fetch_sub(&f->connections, 1);
 }
 
 static void *accept_loop(void *arg) {
@@ -307,13 +311,14 @@ static void no_log(void *arg, const char *fmt, va_list ap) {
 
 /* ------------------------------------------------------------------ life */
 
+/* The limit of connections is kept in accept_one: libmicrohttpd 0.9.75 locks up for good where it meets its own. */
 static ms_status start(ms_front *f, ms_error *err) {
     f->daemon = MHD_start_daemon(
         MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | MHD_USE_NO_LISTEN_SOCKET |
             MHD_USE_ITC | MHD_USE_ERROR_LOG,
         0, NULL, NULL, on_request, f, MHD_OPTION_EXTERNAL_LOGGER, no_log, NULL, MHD_OPTION_NOTIFY_COMPLETED,
         on_completed, f, MHD_OPTION_NOTIFY_CONNECTION, on_connection, f, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, f,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S, MHD_OPTION_CONNECTION_LIMIT, f->o.max_connections + 16u,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S, MHD_OPTION_CONNECTION_LIMIT, (unsigned)INT_MAX,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_THREAD_STACK_SIZE,
         (size_t)THREAD_STACK_BYTES, MHD_OPTION_END);
     if (!f->daemon) return ms_fail(err, MS_ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());

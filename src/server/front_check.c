@@ -7,13 +7,14 @@
 
 #include "server/front_internal.h"
 
-enum { HEADERS_MAX = 100, CLIENT_ID_MAX = 128 };
+enum { HEADERS_MAX = 100, HEADER_BYTES_MAX = 64 << 10, CLIENT_ID_MAX = 128 };
 
 static enum MHD_Result one_header(void *arg, enum MHD_ValueKind kind, const char *name, const char *value) {
     (void)kind;
     ms_request_headers *h = arg;
     h->count++;
     if (!value) value = "";
+    h->bytes += strlen(name) + strlen(value) + 4; /* ": " and the end of the line */
     if (strcasecmp(name, "Content-Length") == 0) {
         h->lengths++;
         h->length = value;
@@ -205,6 +206,9 @@ bool ms_front_check(ms_exchange *x, const char *url) {
         ms_front_refuse(x, 400, "bad_http", "the path is not one that a request may have");
     } else if (x->headers.count > HEADERS_MAX) {
         ms_front_refuse(x, 431, "headers_too_large", "a request may have at most %d headers", HEADERS_MAX);
+    } else if (x->headers.bytes > HEADER_BYTES_MAX) {
+        ms_front_refuse(x, 431, "headers_too_large", "a request may have at most %d bytes of headers",
+                        HEADER_BYTES_MAX);
     } else if (strcmp(x->method, "OPTIONS") == 0) {
         ms_front_preflight(x);
     } else if (!(x->route && x->route->open) && !authorized(x)) {

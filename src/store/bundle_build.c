@@ -1,7 +1,8 @@
 /* bundle_build.c: makes a bundle in NAME.partial/: store, static tensors, small files, bundle.json; then renames it.
  *
- * state.json says of which checkpoint an unfinished bundle is.  Finished parts are kept: the static tensors by their
- * length (they appear whole), the store by its own state.
+ * .state.json says of which checkpoint an unfinished bundle is (no file that is copied has such a name).
+ * Finished parts are kept: the static tensors by their length (they appear whole), the store by its own state.  The
+ * folder is locked while a build is at work in it, also through its new name.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,12 +18,13 @@
 #include "store/bundle_internal.h"
 
 enum { MAX_SMALL = 256 << 20, MAX_STATE = 1 << 16 };
-static const char state_name[] = "state.json";
+static const char state_name[] = ".state.json";
 
 typedef struct making {
     const ms_mzg2_source *source;
     const ms_mzg2_job_options *options;
     const char *reuse;
+    int lock; /* of the folder; -1: not yet */
     char dir[MZG2_PATH], partial[MZG2_PATH], store[MZG2_PATH];
     ms_text identity;
     bundle_files files;
@@ -134,7 +137,8 @@ static ms_status link_file(const making *m, const char *name, ms_error *err) {
     MS_TRY(mzg2_path(from, m->reuse, name, err));
     MS_TRY(mzg2_path(to, m->store, name, err));
     if (unlink(to) != 0 && errno != ENOENT) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: remove", to);
-    if (link(from, to) == 0) return MS_OK;
+    /* A layer that is a link to another folder: its file, for the link would point elsewhere from here. */
+    if (linkat(AT_FDCWD, from, AT_FDCWD, to, AT_SYMLINK_FOLLOW) == 0) return MS_OK;
     if (errno == EXDEV)
         return ms_fail(err, MS_ERR_USAGE,
                        "%s: expected a store on the file system of %s (its files are linked), found another one",
@@ -216,6 +220,18 @@ static ms_status make_store(making *m, ms_error *err) {
 
 /* ------------------------------------------------------------------ start and end */
 
+/* The folder that is locked must still be the one of that name: another build may have published it meanwhile. */
+static ms_status lock_partial(making *m, ms_error *err) {
+    struct stat held, there;
+    m->lock = open(m->partial, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (m->lock < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: open", m->partial);
+    bool busy = flock(m->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (fstat(m->lock, &held) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: stat", m->partial);
+    bool moved = lstat(m->partial, &there) != 0 || there.st_ino != held.st_ino || there.st_dev != held.st_dev;
+    if (busy || moved) return ms_fail(err, MS_ERR_USAGE, "%s: another build is at work there", m->partial);
+    return MS_OK;
+}
+
 static ms_status begin(making *m, const char *dir, ms_error *err) {
     size_t n = strlen(dir);
     struct stat st;
@@ -242,6 +258,7 @@ static ms_status begin(making *m, const char *dir, ms_error *err) {
     if (m->identity.failed) return ms_fail_memory(err, "a state", m->identity.cap);
     if (mkdir(m->partial, 0755) != 0 && errno != EEXIST)
         return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", m->partial);
+    MS_TRY(lock_partial(m, err));
     MS_TRY(mzg2_path(path, m->partial, state_name, err));
     if (lstat(path, &st) != 0) return write_file(path, m->identity.data, m->identity.len, sha, err);
     MS_TRY(ms_file_read_all(path, MAX_STATE, &text, &length, err));
@@ -313,12 +330,14 @@ ms_status ms_bundle_build(const char *dir, const ms_mzg2_source *source, const c
                           const ms_mzg2_job_options *o, ms_bundle_report *report, ms_error *err) {
     making *m = calloc(1, sizeof *m);
     if (!m) return ms_fail_memory(err, "a bundle", sizeof *m);
+    m->lock = -1;
     m->source = source;
     m->options = o;
     m->reuse = reuse;
     m->report = report;
     *report = (ms_bundle_report){0};
     ms_status st = make(m, dir, err);
+    if (m->lock >= 0) (void)close(m->lock);
     bundle_files_free(&m->files);
     ms_text_free(&m->identity);
     free(m);

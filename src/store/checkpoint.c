@@ -42,9 +42,10 @@ typedef struct shard {
     int fd;
 } shard;
 
-/* A whole number of the index's metadata. */
+/* A member of the index's metadata. */
 typedef struct metadata_number {
     char name[MAX_METADATA_NAME];
+    bool whole; /* its value is a whole number */
     uint64_t value;
 } metadata_number;
 
@@ -292,24 +293,28 @@ static ms_status take_map(ms_checkpoint *c, shard_names *names, const ms_json *m
     return MS_OK;
 }
 
-/* Other members of the metadata mean nothing here. */
 static void take_metadata(ms_checkpoint *c, const ms_json *metadata) {
     const ms_json *v = metadata && metadata->type == MS_JSON_OBJECT ? metadata->child : NULL;
     for (; v && c->metadata_count < MAX_METADATA; v = v->next) {
         metadata_number *m = &c->metadata[c->metadata_count];
-        if (v->key_len >= sizeof m->name || !ms_json_u64(v, &m->value)) continue;
+        if (v->key_len >= sizeof m->name) continue;
+        m->whole = ms_json_u64(v, &m->value);
         memcpy(m->name, v->key, v->key_len + 1);
         c->metadata_count++;
     }
 }
 
-bool ms_checkpoint_metadata(const ms_checkpoint *c, const char *key, uint64_t *out) {
+ms_status ms_checkpoint_metadata(const ms_checkpoint *c, const char *key, uint64_t *out, ms_error *err) {
     for (size_t i = 0; i < c->metadata_count; i++) {
         if (strcmp(c->metadata[i].name, key) != 0) continue;
+        if (!c->metadata[i].whole)
+            return ms_fail(err, MS_ERR_FORMAT,
+                           "%s/model.safetensors.index.json: metadata.%s: expected a whole number, found another value",
+                           c->dir, key);
         *out = c->metadata[i].value;
-        return true;
+        return MS_OK;
     }
-    return false;
+    return MS_OK;
 }
 
 static ms_status read_index(ms_checkpoint *c, shard_names *names, const char *path, ms_tensor_needed_fn *needed,

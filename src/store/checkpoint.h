@@ -54,8 +54,8 @@ typedef struct ms_checkpoint_totals {
 } ms_checkpoint_totals;
 void ms_checkpoint_get_totals(const ms_checkpoint *c, ms_checkpoint_totals *out);
 
-/* A whole number of the index's `metadata`; false: there is none of this name. */
-bool ms_checkpoint_metadata(const ms_checkpoint *c, const char *key, uint64_t *out);
+/* A whole number of the index's `metadata`; leaves *out as it is when there is no member of this name. */
+ms_status ms_checkpoint_metadata(const ms_checkpoint *c, const char *key, uint64_t *out, ms_error *err);
 
 /* FNV-1a-64 over names, dtypes, shapes, and offsets of the directory and the shards' base names: the layout's
  * identity. */

@@ -348,10 +348,12 @@ static piece atom(parser *p) {
     return one(p, next_cp(p));
 }
 
+/* All digits, so that a large bound is not taken for a literal; what is above every limit stays above. */
 static bool number(parser *p, uint32_t *out) {
     uint32_t v = 0;
     size_t start = p->at;
-    while (peek(p) >= '0' && peek(p) <= '9' && v < 100000) v = v * 10 + (uint32_t)(p->text[p->at++] - '0');
+    for (; peek(p) >= '0' && peek(p) <= '9'; p->at++)
+        if (v < 100000) v = v * 10 + (uint32_t)(p->text[p->at] - '0');
     *out = v;
     return p->at > start;
 }

@@ -195,7 +195,7 @@ static ms_status open_rank_file(FILE **out, const char *path, ms_error *err) {
     ms_status status = MS_OK;
     if (found && !S_ISREG(st.st_mode)) status = ms_fail_not_regular(err, path, st.st_mode);
     else if (!found || (*out = fdopen(fd, "rb")) == NULL)
-        status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: opening the rank file", path);
+        status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: opening the tokenizer", path);
     if (status != MS_OK && fd >= 0) (void)close(fd);
     return status;
 }
@@ -206,7 +206,7 @@ static ms_status read_rank_file(ms_text *out, FILE *file, const char *path, ms_e
     size_t got;
     while (out->len <= MS_RANK_FILE_MAX_BYTES && (got = fread(block, 1, sizeof block, file)) > 0)
         ms_text_append(out, block, got);
-    if (ferror(file)) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: reading the rank file", path);
+    if (ferror(file)) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: reading the tokenizer", path);
     if (out->failed) return ms_fail_memory(err, path, out->len);
     if (out->len > MS_RANK_FILE_MAX_BYTES)
         return ms_fail(err, MS_ERR_FORMAT, "%s: a rank file has at most %d bytes, found more", path,

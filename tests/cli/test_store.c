@@ -103,6 +103,17 @@ static void bundles(void **state) {
     expect(1, "LICENSE", "echo x > $D/b/LICENSE; $M bundle verify $D/b");
 }
 
+/* A file of the model that is called like the state of a build, layers that are links, and two builds of one bundle. */
+static void odd_bundles(void **state) {
+    (void)state;
+    expect(0, "(linked)",
+           "cp -r $N $D/o && echo '{}' > $D/o/state.json && mkdir $D/ls && cp $D/s/manifest.json $D/ls && "
+           "cp -r $D/s/cold $D/ls && ln -s ../s/layer-003.mzg2 $D/ls && for l in 1 2 4 5 6 7 8; do "
+           "ln $D/s/layer-00$l.mzg2 $D/ls; done && $M bundle build $D/o $D/ob --reuse-mzg2 $D/ls ");
+    expect(0, "verified", "[ -f $D/ob/state.json ] && [ ! -L $D/ob/mzg2/layer-003.mzg2 ] && $M bundle verify $D/ob");
+    expect(2, "another build is at work", "mkdir $D/oc.partial && flock $D/oc.partial $M bundle build $N $D/oc");
+}
+
 static void tools(void **state) {
     (void)state;
     expect(0, "verified against the source", "tools/transcode_mzg2_full.py --model $N --out $D/t --jobs 2");
@@ -127,6 +138,7 @@ static void interrupted(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(stores), cmocka_unit_test(selection), cmocka_unit_test(bundles),
-                                       cmocka_unit_test(tools), cmocka_unit_test(interrupted)};
+                                       cmocka_unit_test(odd_bundles), cmocka_unit_test(tools),
+                                       cmocka_unit_test(interrupted)};
     return cmocka_run_group_tests(tests, begin, end);
 }

@@ -236,6 +236,8 @@ static void damage(const char *file, bool header, const char *from, const char *
 static void damaged_layouts_are_refused(void **state) {
     (void)state;
     damage(files[1], false, "\"tp_size\": 2", "\"tp_size\": 4", "metadata.tp_size");
+    damage(files[1], false, "\"tp_size\": 2", "\"tp_size\": -2", "metadata.tp_size: expected a whole number");
+    damage(files[1], false, "\"tp_size\": 2", "\"tp_size\": \"2\"", "metadata.tp_size: expected a whole number");
     damage(files[1], false, "\"tp_size\": 2", "\"tp_size\": 1",
            "qkv_proj.weight_scale_inv"); /* another grid, another shape */
     damage(files[2], true, "[10,2]", "[20,1]", "model.layers.0.self_attn.qkv_proj.weight_scale_inv");

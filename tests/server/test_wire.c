@@ -240,6 +240,11 @@ static void large_heads(void **state) {
     ms_text_puts(&t, "\r\n\r\n");
     status_of(t.data, 431, NULL);
     t.len = 0;
+    ms_text_puts(&t, "GET /health HTTP/1.1\r\nHost: x\r\nX-Long: "); /* above 64 KiB, and what the library takes */
+    for (int i = 0; i < 8750; i++) ms_text_puts(&t, "abcdefgh");
+    ms_text_puts(&t, "\r\n\r\n");
+    status_of(t.data, 431, "headers_too_large");
+    t.len = 0;
     ms_text_puts(&t, "GET /");
     for (int i = 0; i < 20000; i++) ms_text_puts(&t, "abcdefgh");
     ms_text_puts(&t, " HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -380,6 +385,28 @@ static void too_many_connections(void **state) {
     http_free(&r);
 }
 
+/* Sockets that come faster than they are taken over never meet the limit of libmicrohttpd. */
+static void connections_in_a_burst(void **state) {
+    (void)state;
+    int open[300];
+    const size_t count = sizeof open / sizeof open[0];
+    for (size_t round = 0; round < 3; round++) {
+        for (size_t i = 0; i < count; i++) {
+            open[i] = http_connect(f.port);
+            assert_true(open[i] >= 0);
+        }
+        for (size_t i = 0; i < count; i++) (void)close(open[i]);
+    }
+    http_response r = {0};
+    for (int i = 0; i < 1000 && r.status != 200; i++) {
+        http_free(&r);
+        pause_ms(10);
+        raw("GET /health HTTP/1.1\r\nHost: x\r\n\r\n", &r);
+    }
+    assert_int_equal(r.status, 200);
+    http_free(&r);
+}
+
 /* ------------------------------------------------------------------ browsers and keys */
 
 static void origins_are_checked(void **state) {
@@ -475,7 +502,7 @@ int main(void) {
         cmocka_unit_test(content_types),       cmocka_unit_test(large_and_strange_bodies),
         cmocka_unit_test(slow_writers),        cmocka_unit_test(too_many_connections),
         cmocka_unit_test(origins_are_checked), cmocka_unit_test(keys_are_checked),
-        cmocka_unit_test(addresses),
+        cmocka_unit_test(addresses),           cmocka_unit_test(connections_in_a_burst),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -199,7 +199,10 @@ static void read_layers(reading *r, const mimo_config *c, const char *name, uint
     const ms_json *list = required(r, name);
     if (!list) return;
     if (list->type != MS_JSON_ARRAY || (c->layers && list->count != c->layers)) {
-        wrong(r, name, "an array with one number a layer", list);
+        ms_text expected = {0};
+        ms_text_printf(&expected, "an array with one number a layer (num_hidden_layers is %u)", (unsigned)c->layers);
+        wrong(r, name, expected.data ? expected.data : "an array with one number a layer", list);
+        ms_text_free(&expected);
         return;
     }
     size_t i = 0;

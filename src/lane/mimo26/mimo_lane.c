@@ -13,7 +13,7 @@ static ms_status config_parse(void *config, const ms_json *root, const char *fil
 static ms_status config_bind(void *config, const ms_checkpoint *c, ms_error *err) {
     mimo_config *cfg = config;
     uint64_t chunks = cfg->chunks;
-    (void)ms_checkpoint_metadata(c, "tp_size", &chunks);
+    MS_TRY(ms_checkpoint_metadata(c, "tp_size", &chunks, err));
     return mimo_config_set_chunks(cfg, chunks, err);
 }
 
