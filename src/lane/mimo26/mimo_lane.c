@@ -157,6 +157,7 @@ const ms_lane ms_lane_mimo26 = {
     .forward = mimo_forward,
     .render = mimo_render,
     .parser = &parser,
+    .reply_grammar = mimo_reply_grammar,
     .model_id = "mimo-v2.6-flash",
     .efforts = efforts,
     .default_effort = "high",
