@@ -130,6 +130,7 @@ typedef struct ms_lane {
     const char *const *efforts;   /* NULL-terminated; "none" among them: thinking can be off */
     const char *default_effort;
     bool dynamic_tools;           /* system messages may declare tools */
+    const char *const *option_names; /* NULL-terminated: its own names of common options, as `slots`; NULL: none */
     bool keeps_reasoning;         /* the reasoning of old turns is part of the prompt */
 } ms_lane;
 

@@ -136,6 +136,11 @@ static const ms_reply_parser_ops parser = {.create = parser_create,
 
 static const char *const efforts[] = {"none", "high", NULL};
 
+/* Names that servers of this family have had. */
+static const char *const option_names[] = {
+    "slots",           "prefill-chunk",    "expert-lookahead",     "expert-major",     "retain-experts",
+    "kv-prefix-reuse", "prefix-cache-dir", "prefix-cache-entries", "prefix-cache-gib", NULL};
+
 const ms_lane ms_lane_mimo26 = {
     .name = "mimo26",
     .config_bytes = sizeof(mimo_config),
@@ -161,4 +166,5 @@ const ms_lane ms_lane_mimo26 = {
     .model_id = "mimo-v2.6-flash",
     .efforts = efforts,
     .default_effort = "high",
+    .option_names = option_names,
 };
