@@ -32,22 +32,23 @@ static int remove_checkpoint(void **state) {
     return 0;
 }
 
-static void ask(program *p, const char *message, http_response *r) {
+/* messages: JSON texts, without the brackets. */
+static void ask(program *p, const char *messages, http_response *r) {
     ms_text t = {0};
-    ms_text_printf(
-        &t,
-        "{\"model\":\"mimo-v2.6-flash\",\"max_tokens\":8,\"reasoning_effort\":\"none\",\"messages\":[{\"role\":"
-        "\"user\",\"content\":\"%s\"}]}",
-        message);
+    ms_text_printf(&t,
+                   "{\"model\":\"mimo-v2.6-flash\",\"max_tokens\":8,\"reasoning_effort\":\"none\",\"messages\":[%s]}",
+                   messages);
     http_call(p->port, "POST", "/v1/chat/completions", NULL, t.data, r);
     ms_text_free(&t);
     if (r->status != 200) fail_msg("%d %s", r->status, r->body.data ? r->body.data : "");
 }
 
+#define SAME "{\"role\":\"user\",\"content\":\"The same words again and again.\"}"
+
 /* The same request twice: what the second finds of the first. */
 static long kept_of(program *p) {
     http_response r;
-    ask(p, "The same words again and again.", &r);
+    ask(p, SAME, &r);
     http_free(&r);
     for (int i = 0; i < 200; i++) { /* the slot may still be taken */
         http_call(p->port, "GET", "/slots", NULL, NULL, &r);
@@ -56,7 +57,7 @@ static long kept_of(program *p) {
         if (idle) break;
         (void)usleep(5000);
     }
-    ask(p, "The same words again and again.", &r);
+    ask(p, SAME, &r);
     long kept = http_number(&r, "usage.prompt_tokens_details.cached_tokens");
     http_free(&r);
     return kept;
@@ -106,6 +107,37 @@ static void its_models_take_them(void **state) {
     assert_int_equal(kept_of(&p), 0);
     assert_int_equal(program_end(&p, SIGTERM), 0);
     program_free(&p);
+    (void)snprintf(command, sizeof command, "rm -rf -- '%s'", states);
+    assert_int_equal(system(command), 0);
+}
+
+/* What the folder keeps, a later server finds. */
+static void states_outlive_the_server(void **state) {
+    (void)state;
+    char states[64] = "/tmp/ms-names-XXXXXX", command[128];
+    assert_non_null(mkdtemp(states));
+    const char *const args[] = {dir, FAST, "--context", "2048", "--prefix-cache-dir", states, NULL};
+    ms_text words = {0};
+    ms_text_puts(&words, "{\"role\":\"user\",\"content\":\"");
+    for (int i = 0; i < 120; i++) ms_text_printf(&words, "word%d ", i); /* short prompts are not kept */
+    ms_text_puts(&words, "\"}");
+    long kept[2];
+    for (int i = 0; i < 2; i++) {
+        program p;
+        http_response r;
+        program_start(&p, args);
+        program_ready(&p);
+        ask(&p, words.data, &r);
+        kept[i] = http_number(&r, "usage.prompt_tokens_details.cached_tokens");
+        http_free(&r);
+        assert_int_equal(program_end(&p, SIGTERM), 0);
+        assert_true((strstr(p.log.data, "prefix.checkpoint.restore") != NULL) == (i == 1));
+        program_free(&p);
+        ms_text_puts(&words, ",{\"role\":\"assistant\",\"content\":\"Yes.\"},{\"role\":\"user\",\"content\":\"And?\"}");
+    }
+    assert_int_equal(kept[0], 0);
+    assert_true(kept[1] > 500);
+    ms_text_free(&words);
     (void)snprintf(command, sizeof command, "rm -rf -- '%s'", states);
     assert_int_equal(system(command), 0);
 }
@@ -168,7 +200,8 @@ static void the_other_name(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(its_models_take_them), cmocka_unit_test(others_refuse_them),
-                                       cmocka_unit_test(wrong_values), cmocka_unit_test(the_other_name)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(its_models_take_them), cmocka_unit_test(states_outlive_the_server),
+        cmocka_unit_test(others_refuse_them), cmocka_unit_test(wrong_values), cmocka_unit_test(the_other_name)};
     return cmocka_run_group_tests(tests, make_checkpoint, remove_checkpoint);
 }
