@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "server/causal_session.h"
 #include "server/server.h"
-#include "server_options.h"
+#include "server_names.h"
 
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_BROKEN = 70, LOOK_MS = 50, MIN_DISTANCE = 512 };
 
@@ -187,8 +187,9 @@ static void kept_options(program *p, ms_causal_session_options *c) {
 }
 
 static ms_status start_server(program *p, ms_error *err) {
-    ms_causal_session_options c = {.engine = engine_options(p), .disabled = on_disabled, .disabled_arg = p};
     MS_TRY(ms_text_model_open(&p->text, p->o.model, err));
+    MS_TRY(server_names_apply(&p->o, p->text.lane, err));
+    ms_causal_session_options c = {.engine = engine_options(p), .disabled = on_disabled, .disabled_arg = p};
     MS_TRY(check_plan(p, &c.engine, err));
     if (p->o.prefix_reuse) {
         kept_options(p, &c);

@@ -1,4 +1,5 @@
 #include "server_options.h"
+#include "server_names.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -201,6 +202,7 @@ static ms_status split_aliases(server_options *o, ms_error *err) {
 
 int server_options_parse(server_options *o, int argc, char **argv) {
     *o = (server_options){.engine = ms_model_flags_default(),
+                          .names = server_names_default(),
                           .host = "127.0.0.1",
                           .port = 8080,
                           .sequential_limit = 7,
@@ -219,7 +221,9 @@ int server_options_parse(server_options *o, int argc, char **argv) {
     const ms_option_group groups[] = {{"Network", network, COUNT(network), o},
                                       {"Requests", requests, COUNT(requests), o},
                                       {"Engine", ms_model_option_table, ms_model_option_count, &o->engine},
-                                      {"Operation", operation, COUNT(operation), o}};
+                                      {"Operation", operation, COUNT(operation), o},
+                                      {"Other names, for models whose family has them", server_name_table,
+                                       server_name_count, &o->names}};
     const ms_option_set set = {
         .program = "moonshine-server",
         .synopsis = "[MODEL] [options]",
@@ -239,7 +243,9 @@ int server_options_parse(server_options *o, int argc, char **argv) {
     if (!o->model) return 2;
     o->prefix_memory_given = ms_options_given(&set, &r, "prefix-memory");
     for (size_t i = 0; i < o->origins.count; i++) o->origin_names[i] = o->origins.items[i];
-    return split_aliases(o, &err) == MS_OK ? -1 : ms_command_fail(set.program, &err);
+    ms_status status = server_names_parsed(o, &set, &r, &err);
+    if (status == MS_OK) status = split_aliases(o, &err);
+    return status == MS_OK ? -1 : ms_command_fail(set.program, &err);
 }
 
 void server_options_free(server_options *o) { free(o->alias_text); }

@@ -4,11 +4,20 @@
 
 #include "command.h"
 
-enum { SERVER_NAMES_MAX = 64 };
+enum { SERVER_NAMES_MAX = 64, SERVER_NAMES = 9 };
+
+/* Values of the options of server_names.h. */
+typedef struct server_names {
+    uint32_t slots, prefill_chunk, cache_entries, cache_gib;
+    int lookahead, expert_major, retain, reuse; /* 1: on */
+    const char *cache_dir;
+    bool given[SERVER_NAMES], common_given[SERVER_NAMES]; /* common_given: the option that it stands for */
+} server_names;
 
 typedef struct server_options {
     const char *model;
     ms_model_flags engine;
+    server_names names;
     const char *host, *api_key, *api_key_file, *model_id;
     ms_option_list aliases, origins;
     uint32_t port, sequential_limit, deadline_s, keepalive_s, io_timeout_s, max_connections, grace_s, prefix_points;

@@ -120,15 +120,17 @@ typedef struct ms_lane {
 
     ms_status (*render)(const ms_json *request, ms_segments *out, ms_error *err);
     const ms_reply_parser_ops *parser;
-    /* A finished grammar of the replies that keep to the rules, from the first generated token to the end-of-message id.
-     * MS_ERR_USAGE: a schema is refused (report->fault), or no reply at all fits. */
-    ms_status (*reply_grammar)(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err);
+    /* A finished grammar of the replies that keep to the rules, from the first generated token to the end-of-message id,
+     * in the control ids of the tokenizer.  MS_ERR_USAGE: a schema is refused (report->fault), or no reply at all fits. */
+    ms_status (*reply_grammar)(ms_grammar **out, const ms_tokenizer *t, const ms_reply_rules *rules,
+                               ms_reply_report *report, ms_error *err);
 
     /* What a server offers of the chat format. */
     const char *model_id;         /* default name of the model */
     const char *const *efforts;   /* NULL-terminated; "none" among them: thinking can be off */
     const char *default_effort;
     bool dynamic_tools;           /* system messages may declare tools */
+    const char *const *option_names; /* NULL-terminated: its own names of common options, as `slots`; NULL: none */
     bool keeps_reasoning;         /* the reasoning of old turns is part of the prompt */
 } ms_lane;
 

@@ -140,7 +140,7 @@ static bool refuse(const making *m, const ms_api_request *q, const ms_reply_repo
 static bool make(ms_constraints *c, making *m, const ms_api_request *q, ms_constraint *out, ms_api_error *e) {
     ms_reply_report report = {.fault_tool = MS_REPLY_RESPONSE, .unconstrained = m->unconstrained};
     ms_error err;
-    ms_status status = c->model->lane->reply_grammar(&out->grammar, &m->rules, &report, &err);
+    ms_status status = c->model->lane->reply_grammar(&out->grammar, c->model->tokenizer, &m->rules, &report, &err);
     if (status == MS_OK) status = ms_mask_cache_create(&out->masks, out->grammar, c->vocabulary, &err);
     if (status != MS_OK) return refuse(m, q, &report, status, e);
     out->vocabulary = c->vocabulary;

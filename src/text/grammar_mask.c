@@ -21,7 +21,7 @@ enum { MAX_TOKEN_BYTES = 4096, CACHE_WORDS = 12 << 20, TABLE = 1 << 12 };
 /* Nodes in preorder, so a subtree is a range; node 0 is the first byte of the first token. */
 struct ms_vocabulary {
     const ms_tokenizer *tokenizer;
-    uint32_t ranks, logits, nodes, deepest;
+    uint32_t first_control, logits, nodes, deepest;
     uint8_t *byte;
     uint16_t *depth; /* 1 for first bytes */
     uint32_t *end;   /* behind the subtree */
@@ -67,21 +67,21 @@ static void fill_tree(ms_vocabulary *v, const token_text *list, uint32_t count, 
 
 ms_status ms_vocabulary_create(ms_vocabulary **out, const ms_tokenizer *t, uint32_t logits, ms_error *err) {
     *out = NULL;
-    uint32_t ranks = ms_tokenizer_ranks(t), count = 0;
+    uint32_t ids = ms_tokenizer_ids(t), count = 0;
     ms_vocabulary *v = calloc(1, sizeof *v);
-    token_text *list = malloc(ranks * sizeof *list);
+    token_text *list = malloc(ids * sizeof *list);
     uint32_t *open = malloc(MAX_TOKEN_BYTES * sizeof *open);
     size_t bytes = 0;
     bool good = v && list && open;
-    for (uint32_t i = 0; good && i < ranks; i++) {
+    for (uint32_t i = 0; good && i < ids; i++) {
         size_t len;
         const uint8_t *b = ms_tokenizer_token(t, i, &len);
-        if (len > MAX_TOKEN_BYTES) continue; /* never proposed */
+        if (!b || !len || len > MAX_TOKEN_BYTES || i >= logits) continue; /* never proposed */
         list[count++] = (token_text){b, (uint32_t)len, i};
         bytes += len;
     }
     if (good) {
-        *v = (ms_vocabulary){.tokenizer = t, .ranks = ranks, .logits = logits};
+        *v = (ms_vocabulary){.tokenizer = t, .first_control = ms_tokenizer_first_control(t), .logits = logits};
         v->byte = malloc(bytes);
         v->depth = malloc(bytes * sizeof *v->depth);
         v->end = malloc(bytes * sizeof *v->end);
@@ -112,9 +112,10 @@ void ms_vocabulary_destroy(ms_vocabulary *v) {
 size_t ms_vocabulary_mask_words(const ms_vocabulary *v) { return ((size_t)v->logits + 63) / 64; }
 
 bool ms_matcher_token(ms_matcher *m, const ms_vocabulary *v, uint32_t id) {
-    if (id >= v->ranks) return id - v->ranks < 256 && ms_matcher_symbol(m, MS_SYMBOL_CONTROL + id - v->ranks);
     size_t len;
     const uint8_t *bytes = ms_tokenizer_token(v->tokenizer, id, &len);
+    uint32_t offset = id - v->first_control;
+    if (!bytes) return id >= v->first_control && offset < 256 && ms_matcher_symbol(m, MS_SYMBOL_CONTROL + offset);
     ms_match_clean(m);
     uint32_t *before = malloc((m->stacks.count + 1) * sizeof *before), count = m->stacks.count;
     if (!before || !len) {
@@ -513,7 +514,7 @@ static uint32_t tokens_of_way(ms_mask_cache *c, const uint32_t *way, uint32_t n,
         need[i] = UINT32_MAX;
         if (way[i] >= MS_SYMBOL_CONTROL) {
             need[i] = need[i + 1] + 1;
-            *first = v->ranks + way[i] - MS_SYMBOL_CONTROL;
+            *first = v->first_control + way[i] - MS_SYMBOL_CONTROL;
             continue;
         }
         uint32_t at = i;
@@ -565,7 +566,7 @@ ms_status ms_mask_next(ms_mask_cache *c, ms_matcher *m, uint32_t remaining, uint
         if (leaf <= MS_FRAME_FLOOR || bound >= remaining) continue; /* bound == remaining: below */
         const ms_block *b = &m->g->blocks[m->frames[leaf].block];
         if (b->kind == MS_BLOCK_CONTROL) {
-            uint32_t id = v->ranks + b->symbol - MS_SYMBOL_CONTROL;
+            uint32_t id = v->first_control + b->symbol - MS_SYMBOL_CONTROL;
             if (id < v->logits) mask[id >> 6] |= UINT64_C(1) << (id & 63);
             continue;
         }

@@ -44,10 +44,15 @@ ms_status ms_schema_compile(const ms_schema *s, ms_grammar *g, uint32_t *block, 
 
 /* How a model family spells the members of the outermost object (tool arguments). */
 typedef struct ms_arguments_syntax {
-    /* A block of one argument; body: its value, of the JSON type `type` ("string", "number", ...). */
+    /* A block of one argument; body: its value, of the JSON type `type` ("string", "number", ...).  0: the key cannot be
+     * spelled. */
     uint32_t (*argument)(const void *arg, ms_grammar *g, const char *key, size_t key_len, const char *type, uint32_t body);
     const void *arg;
-    bool raw_strings; /* a string's body is its bare text, which a control token ends */
+    bool raw_strings; /* a string's body is its bare text, which a control token or `end` ends */
+    const char *end;  /* text behind every body, which no body holds; NULL: a control token */
+    /* Where types are not spelled out: whether the value of a key is text whatever it looks like.  Such a value is written
+     * as a bare string alone; of any other key, a string that reads as JSON is quoted.  Needs `end` and raw_strings. */
+    bool (*is_text)(const void *arg, const char *key, size_t key_len);
 } ms_arguments_syntax;
 
 /* The same for a schema of an object, its members spelled by the syntax, without extra members.  *extra_members tells

@@ -190,6 +190,8 @@ static ms_status finish(ms_compiler *c) {
     for (size_t i = 0; i < c->set_count; i++) ms_set_free(&c->sets[i].set);
     free(c->sets);
     free(c->set_table);
+    ms_dfa_clear(&c->endless);
+    ms_dfa_clear(&c->unquoted);
     while (c->arena) {
         ms_arena *a = c->arena;
         c->arena = a->next;
@@ -216,11 +218,13 @@ typedef struct arguments {
     const ms_arguments_syntax *syntax;
     ms_shapes choices; /* one block an alternative of the whole object */
     bool extra;
+    bool text; /* the current key: only strings are written */
 } arguments;
 
 static void typed_alternative(ms_compiler *c, void *arg, const ms_set *a) {
     const arguments *x = ((void **)arg)[0];
-    ms_shape_blocks(c, a, x->syntax->raw_strings ? MS_FORM_TYPED : MS_FORM_JSON, ((void **)arg)[1]);
+    ms_form strings = x->syntax->is_text && !x->text ? MS_FORM_BARE : MS_FORM_TYPED;
+    ms_shape_blocks(c, a, x->syntax->raw_strings ? strings : MS_FORM_JSON, ((void **)arg)[1]);
 }
 
 /* All spellings of one argument, a choice by type. */
@@ -228,14 +232,17 @@ static uint32_t argument_block(ms_compiler *c, arguments *x, const ms_declared *
     static const char *const names[MS_JSON_TYPES] = {"null", "boolean", "boolean", "number", "string", "array", "object"};
     ms_shapes shapes = {0};
     void *pair[2] = {x, &shapes};
+    x->text = x->syntax->is_text && x->syntax->is_text(x->syntax->arg, d->key, d->key_len);
     ms_expand(c, &d->value, typed_alternative, pair);
     uint32_t choices[MS_JSON_TYPES];
     size_t n = 0;
     for (int t = 0; t < MS_JSON_TYPES && c->status == MS_OK; t++) {
-        if (!shapes.of[t].count) continue;
+        if (!shapes.of[t].count || (x->text && t != MS_JSON_STRING)) continue;
         uint32_t body = ms_grammar_choice(c->g, shapes.of[t].items, shapes.of[t].count);
-        choices[n++] = x->syntax->argument(x->syntax->arg, c->g, d->key, d->key_len, names[t], body);
+        choices[n] = x->syntax->argument(x->syntax->arg, c->g, d->key, d->key_len, names[t], body);
+        n += choices[n] != 0;
     }
+    if (!n && x->syntax->end) x->extra = true; /* only JSON can say it */
     ms_shapes_free(&shapes);
     return ms_grammar_choice(c->g, choices, n);
 }
@@ -274,6 +281,8 @@ ms_status ms_schema_compile_arguments(const ms_schema *s, ms_grammar *g, const m
                                       ms_error *err) {
     ms_compiler c = compiler(s, g, fault, err);
     arguments x = {.syntax = syntax};
+    c.end = syntax->end;
+    if (c.end) ms_end_languages(&c);
     ms_set set = {0};
     ms_set_add(&c, &set, s->root);
     ms_expand(&c, &set, arguments_alternative, &x);

@@ -36,6 +36,9 @@ typedef struct ms_compiler {
     uint32_t *set_table;
     size_t set_mask;
     ms_arena *arena;
+    const char *end; /* text that no value holds; NULL: none */
+    ms_dfa endless;  /* texts without it */
+    ms_dfa unquoted; /* texts that do not read as JSON */
     const ms_json *current; /* a schema of the document that is being compiled, for messages */
 } ms_compiler;
 
@@ -45,7 +48,8 @@ enum { MS_MAX_AUTOMATON = 60000 };
 typedef enum ms_form {
     MS_FORM_JSON,
     MS_FORM_UNIQUE, /* scalars in one spelling each */
-    MS_FORM_TYPED   /* strings without quotes */
+    MS_FORM_TYPED,  /* strings without quotes */
+    MS_FORM_BARE    /* strings without quotes unless they read as JSON */
 } ms_form;
 
 enum { MS_JSON_TYPES = MS_JSON_OBJECT + 1 };
@@ -106,6 +110,13 @@ void ms_number_language(ms_compiler *c, const ms_set *alternative, ms_number_kin
 /* Strings: *any is set when no automaton is needed; bounds that the automaton does not hold are left in *min, *max. */
 void ms_string_language(ms_compiler *c, const ms_set *alternative, bool bounded, ms_dfa *out, bool *any, uint32_t *min,
                         uint32_t *max);
+/* For values in front of `end`. */
+void ms_end_languages(ms_compiler *c);
+/* Replaces *d by those without c->end. */
+void ms_narrow_endless(ms_compiler *c, ms_dfa *d, bool *any);
+/* Those of a language that do not read as JSON. */
+void ms_unquoted_texts(ms_compiler *c, const ms_dfa *of, ms_dfa *out);
+bool ms_is_unquoted(const ms_dfa *unquoted, const char *text, size_t len);
 /* Replaces *d by what both allow. */
 void ms_narrow(ms_compiler *c, ms_dfa *d, bool *any, ms_dfa *other);
 /* Everything but the words. */

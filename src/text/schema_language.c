@@ -3,8 +3,11 @@
  * Numbers are read digit by digit against both bounds: while as many digits as the bound's are not known, the comparison
  * of what was read stands beside the count of integer digits, and both together decide at the end.
  */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/utf8.h"
 
 #include "text/schema_compile.h"
 
@@ -465,6 +468,61 @@ void ms_other_words(ms_compiler *c, const ms_word *words, size_t count, ms_dfa *
     ms_dfa_clear(&d);
 }
 
+/* ------------------------------------------------------------------ in front of an end */
+
+/* Texts without a match of the pattern. */
+static void other_texts(ms_compiler *c, const char *pattern, size_t len, ms_dfa *out) {
+    ms_regex *r = NULL;
+    if (c->status == MS_OK) ms_compile_status(c, ms_regex_compile(&r, pattern, len, c->err));
+    if (c->status == MS_OK) regex_language(c, r, "", true, out);
+    ms_regex_free(r);
+}
+
+void ms_end_languages(ms_compiler *c) {
+    static const char json[] = "^[ \\t\\n\\r]*([\\[{\"0-9-]|(true|false|null)[ \\t\\n\\r]*$)";
+    ms_text pattern = {0};
+    for (const char *p = c->end; *p; p++) {
+        if (ispunct((unsigned char)*p)) ms_text_puts(&pattern, "\\");
+        ms_text_append(&pattern, p, 1);
+    }
+    if (pattern.failed) ms_compile_status(c, ms_fail_memory(c->err, "a schema", pattern.len));
+    other_texts(c, pattern.data, pattern.len, &c->endless);
+    other_texts(c, json, sizeof json - 1, &c->unquoted);
+    ms_text_free(&pattern);
+}
+
+static void copy_language(ms_compiler *c, const ms_dfa *from, ms_dfa *out) {
+    *out = (ms_dfa){0};
+    if (c->status == MS_OK)
+        ms_compile_status(c, ms_dfa_intersect(out, from, from, MS_MAX_AUTOMATON, &c->work, c->err));
+}
+
+void ms_narrow_endless(ms_compiler *c, ms_dfa *d, bool *any) {
+    if (!c->end || c->status != MS_OK) return;
+    ms_dfa copy;
+    copy_language(c, &c->endless, &copy);
+    if (c->status == MS_OK) ms_narrow(c, d, any, &copy);
+}
+
+void ms_unquoted_texts(ms_compiler *c, const ms_dfa *of, ms_dfa *out) {
+    *out = (ms_dfa){0};
+    if (c->status == MS_OK)
+        ms_compile_status(c, ms_dfa_intersect(out, of, &c->unquoted, MS_MAX_AUTOMATON, &c->work, c->err));
+}
+
+bool ms_is_unquoted(const ms_dfa *unquoted, const char *text, size_t len) {
+    uint32_t state = unquoted->states ? 0 : MS_DFA_NONE;
+    while (len && state != MS_DFA_NONE) {
+        uint32_t cp;
+        bool bad;
+        size_t n = ms_utf8_decode((const uint8_t *)text, len, &cp, &bad);
+        state = ms_dfa_step(unquoted, state, cp);
+        text += n;
+        len -= n;
+    }
+    return state != MS_DFA_NONE && unquoted->accept[state];
+}
+
 static void exclude_strings(ms_compiler *c, const ms_json *k, bool *any, ms_dfa *d) {
     ms_word *words = malloc((k->count + 1) * sizeof *words);
     size_t n = 0;
@@ -508,6 +566,7 @@ void ms_string_language(ms_compiler *c, const ms_set *alternative, bool bounded,
         else if (is_key(k, "format")) format_language(c, k, true, any, out);
         else if (is_key(k, "enum") || is_key(k, "const")) exclude_strings(c, k, any, out);
     }
+    ms_narrow_endless(c, out, any);
     count_bounds(alternative, min, max);
     if (c->status != MS_OK || (*any && (!bounded || (!*min && *max == MS_UNLIMITED)))) return;
     if (*min == 0 && (!bounded || *max == MS_UNLIMITED)) return;

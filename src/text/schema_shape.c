@@ -147,6 +147,10 @@ static bool number_is_listed(ms_compiler *c, const value_list *l, const ms_json 
     return false;
 }
 
+static bool is_bare(const ms_compiler *c, ms_form form, const ms_json *v) {
+    return form == MS_FORM_TYPED || (form == MS_FORM_BARE && ms_is_unquoted(&c->unquoted, v->str, v->str_len));
+}
+
 /* Blocks of the values of a list (siblings; or one) that hold, by type. */
 static void listed(ms_compiler *c, const ms_set *a, const ms_json *first, bool one, ms_form form, ms_shapes *out) {
     size_t n = 0;
@@ -162,8 +166,12 @@ static void listed(ms_compiler *c, const ms_set *a, const ms_json *first, bool o
             }
             if (form == MS_FORM_UNIQUE && type == MS_JSON_NUMBER && number_is_listed(c, &l, v)) continue;
             ms_text t = {0};
-            if (form == MS_FORM_TYPED && type == MS_JSON_STRING) ms_text_append(&t, v->str, v->str_len);
+            if (type == MS_JSON_STRING && is_bare(c, form, v)) ms_text_append(&t, v->str, v->str_len);
             else write_value(&t, v);
+            if (c->end && t.len && memmem(t.data, t.len, c->end, strlen(c->end))) {
+                ms_text_free(&t);
+                continue;
+            }
             char *kept = ms_compile_alloc(c, t.len + 1);
             if (kept && t.len) memcpy(kept, t.data, t.len);
             if (t.failed) ms_compile_status(c, ms_fail_memory(c->err, "a schema", t.len));
@@ -193,6 +201,13 @@ static void string_block(ms_compiler *c, const ms_set *a, ms_form form, ms_shape
     bool any;
     ms_string_rule rule = {.form = MS_STRING_JSON};
     ms_string_language(c, a, form == MS_FORM_UNIQUE, &d, &any, &rule.min, &rule.max);
+    if (form == MS_FORM_BARE) {
+        ms_dfa bare;
+        ms_unquoted_texts(c, &d, &bare);
+        ms_string_rule raw = {.form = MS_STRING_RAW, .dfa = &bare, .min = rule.min, .max = rule.max};
+        if (c->status == MS_OK && bare.states) ms_shapes_add(c, out, MS_JSON_STRING, ms_grammar_string(c->g, &raw));
+        ms_dfa_clear(&bare);
+    }
     if (form == MS_FORM_TYPED) rule.form = MS_STRING_RAW;
     else if (!any || form == MS_FORM_UNIQUE) rule.form = MS_STRING_CANONICAL;
     if (!any) rule.dfa = &d;
@@ -490,6 +505,7 @@ static void narrow_keys(ms_compiler *c, const extras *x, ms_dfa *d, bool *any) {
         else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
         if (c->status == MS_OK) ms_narrow(c, d, any, &one);
     }
+    ms_narrow_endless(c, d, any);
     if (!x->declared->count || c->status != MS_OK) return;
     ms_word *words = malloc(x->declared->count * sizeof *words);
     if (!words) {
@@ -572,6 +588,8 @@ static void object_block(ms_compiler *c, const ms_set *a, ms_shapes *out) {
     ms_member_rule *members = malloc((d.count + 1) * sizeof *members);
     if (!members) ms_compile_status(c, ms_fail_memory(c->err, "a schema", d.count * sizeof *members));
     for (size_t i = 0; i < d.count && c->status == MS_OK; i++) {
+        if (c->end && memmem(d.items[i].key, d.items[i].key_len, c->end, strlen(c->end)))
+            ms_compile_fail(c, c->current, "properties", "expected keys without the text that ends a value");
         members[i] = (ms_member_rule){d.items[i].key, d.items[i].key_len, ms_compile_set(c, &d.items[i].value),
                                       d.items[i].required};
     }

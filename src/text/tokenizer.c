@@ -249,6 +249,13 @@ uint32_t ms_tokenizer_ids(const ms_tokenizer *t) {
 
 uint32_t ms_tokenizer_ranks(const ms_tokenizer *t) { return t->ranks.count; }
 
+uint32_t ms_tokenizer_first_control(const ms_tokenizer *t) {
+    if (!t->hf) return t->ranks.count;
+    uint32_t id = 0;
+    while (id < ms_hf_ids(t->hf) && !ms_hf_added_name(t->hf, id)) id++;
+    return id;
+}
+
 uint64_t ms_tokenizer_digest(const ms_tokenizer *t) { return t->digest; }
 
 /* ------------------------------------------------------------------ text to pieces */

@@ -49,6 +49,7 @@ void ms_tokenizer_close(ms_tokenizer *t);
 
 uint32_t ms_tokenizer_ids(const ms_tokenizer *t);             /* ids from here on have no token */
 uint32_t ms_tokenizer_ranks(const ms_tokenizer *t);           /* rank files: n, the first control id; else 0 */
+uint32_t ms_tokenizer_first_control(const ms_tokenizer *t);   /* the lowest control id; without any: ms_tokenizer_ids */
 uint64_t ms_tokenizer_digest(const ms_tokenizer *t);          /* FNV-1a-64 over lengths and bytes of all tokens */
 const char *ms_tokenizer_control_name(const ms_tokenizer *t, uint32_t id); /* NULL when id is not a control id */
 

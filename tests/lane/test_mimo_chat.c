@@ -224,6 +224,10 @@ static const reading readings[] = {
      R, "", "", "f({\"i\":\"many\",\"b\":\"\",\"n\":null,\"u\":\"null\",\"m\":null,\"any\":7,\"any2\":\"[\"})",
      MS_REPLY_COMPLETE},
     {C "<function=f>{\"s\": 1, \"t\": [2]}</function>" D E, R, "", "", "f({\"s\": 1, \"t\": [2]})", MS_REPLY_COMPLETE},
+    {C "<function=f>{\"s\": \"</function>\"} </function>\n" D E, R, "", "", "f({\"s\": \"</function>\"})",
+     MS_REPLY_COMPLETE},
+    {C "<function=f>{}</function></function>" D E, R, "", "<tool_call><function=f>{}</function></function></tool_call>",
+     "", MS_REPLY_COMPLETE},
     {C "<function=f>" P("s", "<think>x</think>" C) "</function>" D E, R, "", "",
      "f({\"s\":\"<think>x</think><tool_call>\"})", MS_REPLY_COMPLETE},
     /* text behind a call is kept, white space is not */

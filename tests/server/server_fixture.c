@@ -26,10 +26,12 @@ static void on_changed(void *arg, ms_worker_state state, const ms_error *err) {
     (void)pthread_mutex_unlock(&f->lock);
 }
 
-void fixture_init(fixture *f) {
+void fixture_init(fixture *f) { fixture_init_model(f, "models/k3-nano"); }
+
+void fixture_init_model(fixture *f, const char *model) {
     ms_error err;
     memset(f, 0, sizeof *f);
-    if (ms_text_model_open(&f->text, "models/k3-nano", &err) != MS_OK) fail_msg("%s", err.message);
+    if (ms_text_model_open(&f->text, model, &err) != MS_OK) fail_msg("%s", err.message);
     script_init(&f->engine, &f->text, FIXTURE_CONTEXT);
     (void)pthread_mutex_init(&f->lock, NULL);
     f->log_file = tmpfile();

@@ -21,6 +21,7 @@ typedef struct fixture {
 } fixture;
 
 void fixture_init(fixture *f);
+void fixture_init_model(fixture *f, const char *model); /* with another model's text side */
 void fixture_start(fixture *f); /* listens; does not wait for loading */
 void fixture_wait_ready(fixture *f);
 void fixture_wait_failed(fixture *f);

@@ -5,84 +5,18 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "http_client.h"
 #include "server_fixture.h"
-
-enum { ARGS_MAX = 24 };
-
-typedef struct program {
-    pid_t pid;
-    int err; /* its standard error */
-    ms_text log;
-    uint32_t port;
-} program;
+#include "server_program.h"
 
 static char folder[64];
-
-static void program_start(program *p, const char *const *more) {
-    const char *bin = getenv("MOONSHINE_BIN");
-    char path[256];
-    const char *argv[ARGS_MAX] = {path};
-    size_t n = 1;
-    int pipes[2];
-    (void)snprintf(path, sizeof path, "%s/moonshine-server", bin ? bin : "build");
-    for (size_t i = 0; more[i]; i++) argv[n++] = more[i];
-    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
-    *p = (program){.err = pipes[0]};
-    p->pid = fork();
-    assert_true(p->pid >= 0);
-    if (p->pid == 0) {
-        (void)dup2(pipes[1], STDERR_FILENO);
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        (void)execv(path, (char *const *)(uintptr_t)argv);
-        _exit(127);
-    }
-    (void)close(pipes[1]);
-}
-
-/* Reads the log until the text or its end. */
-static bool log_has(program *p, const char *text) {
-    char piece[4096];
-    while (!p->log.data || !strstr(p->log.data, text)) {
-        struct pollfd f = {.fd = p->err, .events = POLLIN};
-        if (poll(&f, 1, HTTP_LIMIT_MS) != 1) return false;
-        ssize_t n = read(p->err, piece, sizeof piece);
-        if (n <= 0) return false;
-        ms_text_append(&p->log, piece, (size_t)n);
-    }
-    return true;
-}
-
-static void program_ready(program *p) {
-    if (!log_has(p, "server.ready") || !log_has(p, "auth=")) fail_msg("no start: %s", p->log.data ? p->log.data : "");
-    const char *listen = strstr(p->log.data, "listen=127.0.0.1:");
-    assert_non_null(listen);
-    p->port = (uint32_t)strtoul(listen + strlen("listen=127.0.0.1:"), NULL, 10);
-}
-
-/* The exit code; a signal is negative. */
-static int program_end(program *p, int number) {
-    int status = 0;
-    if (number) (void)kill(p->pid, number);
-    (void)log_has(p, "\x01"); /* to the end */
-    assert_int_equal(waitpid(p->pid, &status, 0), p->pid);
-    (void)close(p->err);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
-static void program_free(program *p) { ms_text_free(&p->log); }
 
 #define PLAIN "models/k3-nano", "--port", "0", "--threads", "1", "--reserve", "0"
 
@@ -273,11 +207,6 @@ static void every_endpoint(void **state) {
 
 /* ------------------------------------------------------------------ start and end */
 
-static int exit_of(const char *const *args, program *p) {
-    program_start(p, args);
-    return program_end(p, 0);
-}
-
 static void exit_codes(void **state) {
     (void)state;
     static const char *const cases[][8] = {{"--no-such-option"},
@@ -289,16 +218,16 @@ static void exit_codes(void **state) {
                                            {"models/k3-nano", "--port", "0", "--api-key-file", "README.md"}};
     program p;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        int code = exit_of(cases[i], &p);
+        int code = program_exit(cases[i], &p);
         if (code != 2) fail_msg("case %zu: %d %s", i, code, p.log.data ? p.log.data : "");
         assert_null(strchr(strchr(p.log.data, '\n') + 1, '\n')); /* one line */
         program_free(&p);
     }
     const char *const large[] = {"models/k3-nano", "--port", "0", "--reserve", "900T", NULL};
-    assert_int_equal(exit_of(large, &p), 3);
+    assert_int_equal(program_exit(large, &p), 3);
     program_free(&p);
     const char *const missing[] = {"no/such/model", "--port", "0", NULL};
-    assert_int_equal(exit_of(missing, &p), 1);
+    assert_int_equal(program_exit(missing, &p), 1);
     program_free(&p);
 }
 

@@ -1,5 +1,5 @@
 /* A model whose state can go back: a prompt begins where it leaves the timeline, and computes what an empty timeline
- * computes.  The checkpoint is made here: random weights of the MiMo layout beside the tokenizer of tests/text/hf. */
+ * computes. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -11,48 +11,17 @@
 #include <string.h>
 
 #include "../session/engine_util.h"
-#include "lane/mimo26/mimo_synth.h"
+#include "mimo_checkpoint.h"
 #include "server/causal_session.h"
 #include "server/retained.h"
 
-enum { VOCAB = 448 };
-
-static char dir[PATH_BYTES];
+static char dir[MIMO_TEST_PATH];
 static ms_text_model text;
 
 static int make_checkpoint(void **state) {
     (void)state;
-    mimo_config c;
     ms_error err;
-    char *data, path[PATH_BYTES + 32];
-    size_t len;
-    ms_tokenizer *t;
-    mimo_config_official(&c);
-    c.vocab = VOCAB;
-    c.hidden = 64;
-    c.layers = 3;
-    c.dense_width = 96;
-    c.experts = 4;
-    c.top_k = 2;
-    c.expert_inner = 32;
-    c.chunks = 2;
-    c.max_context = 4096;
-    c.attention[MIMO_FULL] = (mimo_attention){4, 2, 24, 16, 8, 0, false, 1e7};
-    c.attention[MIMO_SLIDING] = (mimo_attention){4, 2, 24, 16, 8, 12, true, 1e4};
-    ok(ms_tokenizer_open_hf(&t, "tests/text/hf/tokenizer.json", &err), &err);
-    assert_true(ms_tokenizer_control_id(t, "<|im_end|>", 10, &c.eos));
-    ms_tokenizer_close(t);
-    (void)snprintf(dir, sizeof dir, "/tmp/ms-rewound-XXXXXX");
-    if (!mkdtemp(dir)) return -1;
-    const ms_synth_options so = {.seed = 4, .threads = 1};
-    ok(mimo_synth_write(dir, &c, &so, &err), &err);
-    ok(ms_file_read_all("tests/text/hf/tokenizer.json", 1 << 20, &data, &len, &err), &err);
-    (void)snprintf(path, sizeof path, "%s/tokenizer.json", dir);
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(data, 1, len, f), len);
-    assert_int_equal(fclose(f), 0);
-    free(data);
+    mimo_checkpoint_make(dir, 4);
     ok(ms_text_model_open(&text, dir, &err), &err);
     return 0;
 }
@@ -60,7 +29,7 @@ static int make_checkpoint(void **state) {
 static int remove_checkpoint(void **state) {
     (void)state;
     ms_text_model_close(&text);
-    remove_model(dir);
+    mimo_checkpoint_remove(dir);
     return 0;
 }
 
@@ -117,7 +86,7 @@ static size_t evaluate(server *s, const char *messages, ms_origin origin) {
     open_server(&fresh);
     ok(fresh.timeline->ops->forward(fresh.timeline, c.ids.data, c.ids.count, NULL, &err), &err);
     assert_memory_equal(s->timeline->ops->logits(s->timeline), fresh.timeline->ops->logits(fresh.timeline),
-                        VOCAB * sizeof(float));
+                        MIMO_TEST_VOCAB * sizeof(float));
     close_server(&fresh);
     ms_candidate_free(&c);
     return b.at.matched;

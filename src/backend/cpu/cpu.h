@@ -20,6 +20,7 @@ enum {
     CPU_KDA_TOKENS = 16,     /* tokens whose conv outputs a KDA task holds at a time */
     CPU_MLA_HEADS = 8,       /* most heads of one MLA task */
     CPU_GQA_HEADS = 16,      /* most query heads of one GQA task */
+    CPU_GQA_ROWS = 8,        /* most rows of one */
     CPU_MIX_SOURCES = 256    /* most sources of one mix */
 };
 

@@ -95,6 +95,13 @@ static const ms_reply_parser_ops parser = {
 
 static const char *const efforts[] = {"low", "medium", "high", "max", NULL};
 
+/* Control offsets of a rank file are the same in each. */
+static ms_status reply_grammar(ms_grammar **out, const ms_tokenizer *t, const ms_reply_rules *rules,
+                               ms_reply_report *report, ms_error *err) {
+    (void)t;
+    return k3_reply_grammar(out, rules, report, err);
+}
+
 const ms_lane ms_lane_k3 = {
     .name = "k3",
     .config_bytes = sizeof(k3_config),
@@ -113,7 +120,7 @@ const ms_lane ms_lane_k3 = {
     .forward = k3_forward,
     .render = k3_render,
     .parser = &parser,
-    .reply_grammar = k3_reply_grammar,
+    .reply_grammar = reply_grammar,
     .model_id = "moonshine",
     .efforts = efforts,
     .default_effort = "max",

@@ -7,6 +7,7 @@
 #define MS_LANE_MIMO26_CHAT_H
 
 #include "text/chat.h"
+#include "text/grammar_reply.h"
 
 /* Renders a request (chat.h; `enable_thinking` is another name of `thinking`) to segments.  Errors are MS_ERR_USAGE
  * naming the field. */
@@ -23,5 +24,12 @@ ms_status mimo_parser_push(mimo_parser *p, uint32_t id, ms_reply_delta *delta, b
 /* Ends the stream and gives the result, which the caller frees.  delta as above for held-back text. */
 ms_status mimo_parser_finish(mimo_parser *p, ms_reply_delta *delta, ms_reply *out, ms_error *err);
 void mimo_parser_destroy(mimo_parser *p);
+
+/* Whether an argument is taken as text whatever it looks like, by the tool's declared parameters (may be NULL). */
+bool mimo_argument_is_text(const ms_json *parameters, const char *key, size_t key_len);
+
+/* lane.h, reply_grammar.  What it accepts mimo_parser reads as complete and without recovery, with arguments that fit. */
+ms_status mimo_reply_grammar(ms_grammar **out, const ms_tokenizer *t, const ms_reply_rules *rules,
+                             ms_reply_report *report, ms_error *err);
 
 #endif

@@ -136,6 +136,11 @@ static const ms_reply_parser_ops parser = {.create = parser_create,
 
 static const char *const efforts[] = {"none", "high", NULL};
 
+/* Names that servers of this family have had. */
+static const char *const option_names[] = {
+    "slots",           "prefill-chunk",    "expert-lookahead",     "expert-major",     "retain-experts",
+    "kv-prefix-reuse", "prefix-cache-dir", "prefix-cache-entries", "prefix-cache-gib", NULL};
+
 const ms_lane ms_lane_mimo26 = {
     .name = "mimo26",
     .config_bytes = sizeof(mimo_config),
@@ -157,7 +162,9 @@ const ms_lane ms_lane_mimo26 = {
     .forward = mimo_forward,
     .render = mimo_render,
     .parser = &parser,
+    .reply_grammar = mimo_reply_grammar,
     .model_id = "mimo-v2.6-flash",
     .efforts = efforts,
     .default_effort = "high",
+    .option_names = option_names,
 };

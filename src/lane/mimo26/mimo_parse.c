@@ -117,25 +117,22 @@ static bool take_until(cursor *c, const char *text, const char **from, size_t *l
     return true;
 }
 
-/* The declared schema of an argument, or NULL. */
-static const ms_json *schema_of(const mimo_parser *p, const char *name, size_t name_len, const char *key,
-                                size_t key_len) {
-    const ms_json *tools = p->tools ? ms_json_root(p->tools) : NULL;
-    for (const ms_json *t = tools && tools->type == MS_JSON_ARRAY ? tools->child : NULL; t; t = t->next) {
-        const ms_json *f = ms_json_get(t, "function"), *tool = f ? f : t, *n = ms_json_get(tool, "name");
-        if (!n || n->type != MS_JSON_STRING || n->str_len != name_len || memcmp(n->str, name, name_len) != 0) continue;
-        const ms_json *parameters = ms_json_get(tool, "parameters");
-        if (!parameters) parameters = ms_json_get(tool, "input_schema");
-        const ms_json *properties = ms_json_get(parameters, "properties"), *found = NULL;
-        for (const ms_json *v = properties && properties->type == MS_JSON_OBJECT ? properties->child : NULL; v;
-             v = v->next)
-            if (v->key_len == key_len && memcmp(v->key, key, key_len) == 0) found = v;
-        return found;
-    }
-    return NULL;
+/* The same for the last one, behind which nothing but white space may come: what is before may spell it. */
+static bool take_last(cursor *c, const char *text, const char **from, size_t *len) {
+    const char *end = c->end;
+    size_t n = strlen(text);
+    while (end > c->at && is_space(end[-1])) end--;
+    if ((size_t)(end - c->at) < n || memcmp(end - n, text, n) != 0) return false;
+    *from = c->at;
+    *len = (size_t)(end - n - c->at);
+    c->at = end;
+    return true;
 }
 
-static bool is_text_type(const ms_json *schema) {
+bool mimo_argument_is_text(const ms_json *parameters, const char *key, size_t key_len) {
+    const ms_json *properties = ms_json_get(parameters, "properties"), *schema = NULL;
+    for (const ms_json *v = properties && properties->type == MS_JSON_OBJECT ? properties->child : NULL; v; v = v->next)
+        if (v->key_len == key_len && memcmp(v->key, key, key_len) == 0) schema = v;
     const ms_json *type = ms_json_get(schema, "type");
     if (ms_json_is_string(type, "string")) return true;
     for (const ms_json *t = type && type->type == MS_JSON_ARRAY ? type->child : NULL; t; t = t->next)
@@ -143,10 +140,24 @@ static bool is_text_type(const ms_json *schema) {
     return false;
 }
 
+/* The declared parameters of a tool, or NULL. */
+static const ms_json *parameters_of(const mimo_parser *p, const char *name, size_t name_len) {
+    const ms_json *tools = p->tools ? ms_json_root(p->tools) : NULL;
+    for (const ms_json *t = tools && tools->type == MS_JSON_ARRAY ? tools->child : NULL; t; t = t->next) {
+        const ms_json *f = ms_json_get(t, "function"), *tool = f ? f : t, *n = ms_json_get(tool, "name");
+        if (!n || n->type != MS_JSON_STRING || n->str_len != name_len || memcmp(n->str, name, name_len) != 0) continue;
+        const ms_json *parameters = ms_json_get(tool, "parameters");
+        return parameters ? parameters : ms_json_get(tool, "input_schema");
+    }
+    return NULL;
+}
+
+static const ms_json_limits deep = {.max_depth = MS_JSON_MAX_DEPTH};
+
 /* A declared text is one; anything else is JSON when it parses, by the model's own spelling. */
-static void put_value(ms_text *out, const ms_json *schema, const char *value, size_t len) {
+static void put_value(ms_text *out, bool text, const char *value, size_t len) {
     ms_json_doc *doc = NULL;
-    if (!is_text_type(schema) && ms_json_parse(&doc, value, len, "value", NULL, NULL) == MS_OK) {
+    if (!text && ms_json_parse(&doc, value, len, "value", &deep, NULL) == MS_OK) {
         ms_text_append(out, ms_json_root(doc)->raw, ms_json_root(doc)->raw_len);
         ms_json_free(doc);
         return;
@@ -156,6 +167,7 @@ static void put_value(ms_text *out, const ms_json *schema, const char *value, si
 
 /* The arguments up to </function>, as JSON. */
 static bool read_arguments(const mimo_parser *p, cursor *c, const char *name, size_t name_len, ms_text *out) {
+    const ms_json *parameters = parameters_of(p, name, name_len);
     bool any = false;
     ms_text_puts(out, "{");
     for (;;) {
@@ -165,8 +177,8 @@ static bool read_arguments(const mimo_parser *p, cursor *c, const char *name, si
         if (take_text(c, "</function>")) break;
         if (!take_text(c, "<parameter=")) {
             ms_json_doc *doc = NULL;
-            if (any || !take_until(c, "</function>", &value, &value_len)) return false;
-            bool object = ms_json_parse(&doc, value, value_len, "arguments", NULL, NULL) == MS_OK &&
+            if (any || !take_last(c, "</function>", &value, &value_len)) return false;
+            bool object = ms_json_parse(&doc, value, value_len, "arguments", &deep, NULL) == MS_OK &&
                           ms_json_root(doc)->type == MS_JSON_OBJECT;
             if (object) {
                 out->len = 0;
@@ -179,7 +191,7 @@ static bool read_arguments(const mimo_parser *p, cursor *c, const char *name, si
         ms_text_puts(out, any ? "," : "");
         ms_json_write_string(out, key, key_len);
         ms_text_puts(out, ":");
-        put_value(out, schema_of(p, name, name_len, key, key_len), value, value_len);
+        put_value(out, mimo_argument_is_text(parameters, key, key_len), value, value_len);
         any = true;
     }
     ms_text_puts(out, "}");
