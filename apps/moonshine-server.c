@@ -36,6 +36,7 @@ typedef struct program {
     ms_plan *plan;
     ms_causal_session *engine;
     ms_server *server;
+    ms_diagnostics *diagnostics;
     char fingerprint[64];
     int pipe[2];
     uint64_t start_ns;
@@ -187,13 +188,16 @@ static void kept_options(program *p, ms_causal_session_options *c) {
 }
 
 static ms_status start_server(program *p, ms_error *err) {
-    ms_causal_session_options c = {.engine = engine_options(p), .disabled = on_disabled, .disabled_arg = p};
+    ms_causal_session_options c = {
+        .engine = engine_options(p), .disabled = on_disabled, .disabled_arg = p, .logits = p->o.logits_tap};
     MS_TRY(ms_text_model_open(&p->text, p->o.model, err));
     MS_TRY(check_plan(p, &c.engine, err));
     if (p->o.prefix_reuse) {
         kept_options(p, &c);
         MS_TRY(check_plan(p, &c.engine, err));
     }
+    if (p->o.diagnostics)
+        MS_TRY(ms_diagnostics_create(&p->diagnostics, p->o.diagnostics, p->o.logits_tap, &p->text.info, err));
     p->engine = ms_causal_session_create(&c);
     if (!p->engine) return ms_fail_memory(err, "engine", sizeof p->engine);
     const char *format = p->o.engine.static_format ? "bf16" : "q8";
@@ -227,6 +231,9 @@ static ms_status start_server(program *p, ms_error *err) {
     s.slots_endpoint = p->o.slots_endpoint;
     s.ui = p->o.ui;
     s.fingerprint = p->fingerprint;
+    s.diagnostics = p->diagnostics;
+    s.digest = p->o.state_digest;
+    s.forget_experts = p->o.forget_experts;
     s.static_precision = format;
     s.model_source = p->plan->model_source;
     s.expert_store = p->plan->expert_store;
@@ -330,6 +337,7 @@ int main(int argc, char **argv) {
         (void)pthread_mutex_init(&p.lock, NULL);
         code = run(&p);
         ms_causal_session_destroy(p.engine);
+        ms_diagnostics_destroy(p.diagnostics);
         ms_plan_destroy(p.plan);
         ms_text_model_close(&p.text);
         ms_keys_free(&p.keys);

@@ -34,6 +34,9 @@ typedef struct ms_server_options {
     bool constrain; /* replies are held to tools and formats while they are generated; else only checked afterwards */
     bool metrics, slots_endpoint, ui;
     const char *fingerprint;
+    ms_diagnostics *diagnostics; /* NULL: none */
+    bool digest;                 /* the log gets a digest of the state after every reply */
+    bool forget_experts;         /* every request begins with an empty expert cache and without reuse */
 
     /* For /health and /props. */
     const char *model_source, *static_precision, *expert_store, *build;
