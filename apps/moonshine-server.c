@@ -229,6 +229,7 @@ static ms_status start_server(program *p, ms_error *err) {
     s.buffer_structured = p->o.buffer_structured != 0;
     s.metrics = p->o.metrics;
     s.slots_endpoint = p->o.slots_endpoint;
+    s.named_states = p->o.checkpoint_root && p->o.prefix_reuse;
     s.ui = p->o.ui;
     s.fingerprint = p->fingerprint;
     s.diagnostics = p->diagnostics;

@@ -166,7 +166,7 @@ static const ms_option operation[] = {
      .help = "After SIGTERM or SIGINT a running request may go on so long (default: 30)."},
     {.name = "metrics", .type = MS_OPTION_FLAG, .offset = FIELD(metrics), .help = "Serve GET /metrics (Prometheus)."},
     {.name = "ui", .type = MS_OPTION_FLAG, .offset = FIELD(ui), .help = "Serve the built-in chat page at /."},
-    {.name = "slots-endpoint", .type = MS_OPTION_FLAG, .offset = FIELD(slots_endpoint), .help = "Serve GET /slots."},
+    {.name = "slots-endpoint", .type = MS_OPTION_FLAG, .offset = FIELD(slots_endpoint), .help = "Serve GET /slots and, with a checkpoint root, POST /slots/0."},
     {.name = "decode-diagnostics",
      .type = MS_OPTION_STRING,
      .offset = FIELD(diagnostics),

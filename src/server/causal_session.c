@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "session/engine.h"
+#include "session/named_state.h"
 
 struct ms_causal_session {
     ms_causal base; /* first */
@@ -74,12 +75,27 @@ static uint32_t resident(const ms_causal *c, uint32_t moe_layer, uint32_t *out) 
 static ms_status digest(ms_causal *c, ms_digest *out, ms_error *err) { return ms_session_digest(of(c), out, err); }
 static ms_status forget_experts(ms_causal *c, ms_error *err) { return ms_expert_service_forget(experts_of(c), err); }
 
+static ms_status save_named(ms_causal *c, const char *name, const char *meta, size_t len, uint64_t *bytes,
+                            ms_error *err) {
+    const char *root = self_of(c)->options.kept.root;
+    if (!root) return ms_fail(err, MS_ERR_USAGE, "no folder for states");
+    return ms_named_state_save(of(c), root, name, meta, len, bytes, err);
+}
+static ms_status restore_named(ms_causal *c, const char *name, ms_text *meta, uint64_t *bytes, bool *missing,
+                               ms_error *err) {
+    const char *root = self_of(c)->options.kept.root;
+    *missing = false;
+    if (!root) return ms_fail(err, MS_ERR_USAGE, "no folder for states");
+    return ms_named_state_restore(of(c), root, name, meta, bytes, missing, err);
+}
+
 /* Without room for kept states those four stay NULL. */
 #define TIMELINE                                                                                             \
     .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward,            \
     .cancel = cancel, .clear_cancel = clear_cancel, .can_rewind = can_rewind, .rewind = rewind_to,           \
     .mark = mark, .go_back = go_back, .unmark = unmark, .stats = stats, .watch = watch,                      \
-    .resident = resident, .digest = digest, .forget_experts = forget_experts
+    .resident = resident, .digest = digest, .forget_experts = forget_experts, .save_named = save_named,      \
+    .restore_named = restore_named
 static const ms_causal_ops plain_ops = {TIMELINE};
 static const ms_causal_ops keeping_ops = {TIMELINE, .peek = peek, .restore = restore, .drop = drop, .save = save};
 

@@ -49,6 +49,8 @@ typedef struct ms_turn_end {
 } ms_turn_end;
 
 void ms_generate(ms_generator *g, ms_job *j, ms_turn_end *end);
+/* A job that is a slot action, to its end. */
+void ms_slot_run(ms_generator *g, ms_job *j);
 void ms_generate_settle(ms_generator *g, ms_job *j, ms_turn_end *end);
 void ms_turn_end_free(ms_turn_end *end);
 

@@ -161,7 +161,7 @@ void ms_handle_props(void *arg, ms_exchange *x) {
     ms_exchange_reply(x, 200, MS_JSON_CONTENT, &t);
 }
 
-static void disabled(ms_exchange *x, const char *flag) {
+void ms_server_disabled(ms_exchange *x, const char *flag) {
     ms_api_error e = {0};
     (void)ms_api_fail(&e, 404, "endpoint_disabled", "", "this endpoint is off: start the server with %s", flag);
     ms_exchange_reject(x, &e);
@@ -170,7 +170,7 @@ static void disabled(ms_exchange *x, const char *flag) {
 void ms_handle_slots(void *arg, ms_exchange *x) {
     ms_server *s = arg;
     if (!s->o.slots_endpoint) {
-        disabled(x, "--slots-endpoint");
+        ms_server_disabled(x, "--slots-endpoint");
         return;
     }
     ms_worker_view v;
@@ -193,7 +193,7 @@ void ms_handle_slots(void *arg, ms_exchange *x) {
 void ms_handle_metrics(void *arg, ms_exchange *x) {
     ms_server *s = arg;
     if (!s->o.metrics) {
-        disabled(x, "--metrics");
+        ms_server_disabled(x, "--metrics");
         return;
     }
     static const char *const states[] = {"idle", "prefill", "decode", "export"};

@@ -110,6 +110,12 @@ void ms_job_fail(ms_job *j, const ms_api_error *e) {
     unlock(j, before);
 }
 
+void ms_job_done(ms_job *j) {
+    lock(j);
+    j->ended = true;
+    unlock(j, j->out.len);
+}
+
 void ms_job_sent(ms_job *j) {
     lock(j);
     j->sent = true;

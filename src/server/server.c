@@ -26,6 +26,7 @@ static const ms_route routes[] = {
     {"/apply-template", false, MS_POST, false, MS_API_CHAT, ms_handle_template},
     {"/props", false, MS_GET, false, MS_API_CHAT, ms_handle_props},
     {"/slots", false, MS_GET, false, MS_API_CHAT, ms_handle_slots},
+    {"/slots/0", false, MS_POST, false, MS_API_CHAT, ms_handle_slot},
     {"/metrics", false, MS_GET, false, MS_API_CHAT, ms_handle_metrics},
     {0}};
 

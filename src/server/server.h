@@ -33,6 +33,7 @@ typedef struct ms_server_options {
     bool reuse, buffer_structured;
     bool constrain; /* replies are held to tools and formats while they are generated; else only checked afterwards */
     bool metrics, slots_endpoint, ui;
+    bool named_states; /* the source has a folder for them */
     const char *fingerprint;
     ms_diagnostics *diagnostics; /* NULL: none */
     bool digest;                 /* the log gets a digest of the state after every reply */

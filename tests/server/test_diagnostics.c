@@ -15,95 +15,12 @@
 #include "base/bytes.h"
 #include "base/fmath.h"
 #include "http_client.h"
-#include "server/causal_session.h"
-#include "server/server.h"
-#include "server_fixture.h"
+#include "nano_fixture.h"
 #include "session/engine.h"
 
-#define MODEL "models/k3-nano"
-enum { CONTEXT = 1024, TOP_K = 4, EXPERTS = 32, LAYERS = 8, COLUMNS = 19 };
+enum { TOP_K = 4, EXPERTS = 32, LAYERS = 8, COLUMNS = 19 };
 
 static char folder[64], prefix[96];
-
-typedef struct served {
-    ms_text_model text;
-    ms_causal_session *engine;
-    ms_diagnostics *diagnostics;
-    ms_server *server;
-    ms_log log;
-    FILE *log_file;
-    atomic_bool loaded;
-} served;
-
-static void on_changed(void *arg, ms_worker_state state, const ms_error *err) {
-    served *s = arg;
-    if (state == MS_WORKER_FAILED) print_error("%s\n", err->message);
-    if (state == MS_WORKER_READY) atomic_store(&s->loaded, true);
-}
-
-static void serve(served *s, bool look, bool forget) {
-    ms_error err;
-    memset(s, 0, sizeof *s);
-    if (ms_text_model_open(&s->text, MODEL, &err) != MS_OK) fail_msg("%s", err.message);
-    if (look && ms_diagnostics_create(&s->diagnostics, prefix, true, &s->text.info, &err) != MS_OK)
-        fail_msg("%s", err.message);
-    const ms_causal_session_options c = {.engine = {.model = MODEL,
-                                                    .context = CONTEXT,
-                                                    .experts = 6,
-                                                    .threads = 1,
-                                                    .reserve_bytes = 0,
-                                                    .snapshots = forget ? 0 : 2},
-                                         .logits = look};
-    s->engine = ms_causal_session_create(&c);
-    assert_non_null(s->engine);
-    s->log_file = tmpfile();
-    assert_non_null(s->log_file);
-    ms_log_init(&s->log, fileno(s->log_file), false);
-    ms_server_options o;
-    ms_server_options_default(&o);
-    o.port = 0;
-    o.text = &s->text;
-    o.source = ms_causal_session_source(s->engine);
-    o.context = CONTEXT;
-    o.max_output = 256;
-    o.diagnostics = s->diagnostics;
-    o.digest = true;
-    o.forget_experts = forget;
-    o.constrain = false;
-    o.log = &s->log;
-    o.changed = on_changed;
-    o.changed_arg = s;
-    if (ms_server_create(&s->server, &o, &err) != MS_OK) fail_msg("%s", err.message);
-    for (unsigned i = 0; i < HTTP_LIMIT_MS && !atomic_load(&s->loaded); i++) pause_ms(1);
-    assert_true(atomic_load(&s->loaded));
-}
-
-static void leave(served *s) {
-    ms_server_destroy(s->server);
-    ms_causal_session_destroy(s->engine);
-    ms_diagnostics_destroy(s->diagnostics);
-    ms_text_model_close(&s->text);
-    (void)fclose(s->log_file);
-}
-
-static void idle(served *s) {
-    for (unsigned i = 0; i < HTTP_LIMIT_MS && !ms_server_idle(s->server); i++) pause_ms(1);
-    assert_true(ms_server_idle(s->server));
-}
-
-/* Behind the last "key=" of the log. */
-static void logged(served *s, const char *event, const char *key, char *out, size_t size) {
-    char line[MS_LOG_LINE_BYTES + 1], found[MS_LOG_LINE_BYTES + 1] = "";
-    rewind(s->log_file);
-    while (fgets(line, sizeof line, s->log_file)) {
-        if (strstr(line, event)) memcpy(found, line, sizeof line);
-    }
-    const char *at = strstr(found, key);
-    if (!at) fail_msg("no %s of %s", key, event);
-    at += strlen(key);
-    size_t n = strcspn(at, " \n");
-    (void)snprintf(out, size, "%.*s", (int)n, at);
-}
 
 static int make_folder(void **state) {
     (void)state;
@@ -148,12 +65,10 @@ static size_t numbers(char *line, double *out, size_t most) {
     ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\"}}}],"         \
     "\"tool_choice\":\"required\""
 
-static void ask(served *s, int limit, const char *text, const char *more, http_response *r) {
+static void say(served *s, int limit, const char *text, const char *more, http_response *r) {
     char body[512];
     (void)snprintf(body, sizeof body, BODY, limit, text, more);
-    idle(s);
-    http_call(ms_server_port(s->server), "POST", "/v1/chat/completions", NULL, body, r);
-    idle(s);
+    served_post(s, "/v1/chat/completions", body, r);
 }
 
 /* ------------------------------------------------------------------ files */
@@ -180,7 +95,7 @@ static void read_bias(uint32_t layer, float *bias) {
     ms_model m;
     ms_error err;
     char name[160];
-    if (ms_model_open(&m, MODEL, &err) != MS_OK) fail_msg("%s", err.message);
+    if (ms_model_open(&m, NANO_MODEL, &err) != MS_OK) fail_msg("%s", err.message);
     (void)snprintf(name, sizeof name, "language_model.model.layers.%u.block_sparse_moe.gate.e_score_correction_bias",
                    layer);
     const ms_tensor *t = ms_checkpoint_find(m.checkpoint, name);
@@ -291,30 +206,30 @@ static void captures_keep_their_rules(void **state) {
         served s;
         http_response r;
         static char texts[3][4096];
-        serve(&s, look, false);
+        served_start(&s, &(served_options){.diagnostics = look ? prefix : NULL});
         for (int i = 0; i < 2; i++) {
-            ask(&s, i ? 12 : 200, i ? "Count to ten." : "Say hello.", "", &r);
+            say(&s, i ? 12 : 200, i ? "Count to ten." : "Say hello.", "", &r);
             assert_int_equal(r.status, 200);
             const char *text = http_text(&r, "choices.0.message.reasoning_content");
             if (look) assert_string_equal(text, texts[i]);
             (void)snprintf(texts[i], sizeof texts[i], "%s", text);
-            logged(&s, "request.state.digest", "kda=", digest[look][i], sizeof digest[look][i]);
-            logged(&s, "request.complete", "forced_trailer=", word, sizeof word);
+            served_log(&s, "request.state.digest", "kda=", digest[look][i], sizeof digest[look][i]);
+            served_log(&s, "request.complete", "forced_trailer=", word, sizeof word);
             assert_true(strtoul(word, NULL, 10) > 0 || i == 0);
             captures[i] = (uint64_t)i + 1;
             steps[i] = (uint64_t)http_number(&r, "usage.completion_tokens") + strtoul(word, NULL, 10);
             http_free(&r);
         }
-        ask(&s, 5, "Use a tool.", TOOLS, &r); /* nothing holds it to the rule, and it has no room for a call */
+        say(&s, 5, "Use a tool.", TOOLS, &r); /* nothing holds it to the rule, and it has no room for a call */
         assert_int_equal(r.status, 500);
         (void)snprintf(code[look], sizeof code[look], "%s", http_text(&r, "error.code"));
         http_free(&r);
-        if (look) logged(&s, "request.failed", "capture=", word, sizeof word);
+        if (look) served_log(&s, "request.failed", "capture=", word, sizeof word);
         captures[2] = 3;
         steps[2] = 4; /* the last token of such a reply is not evaluated */
         if (look) assert_int_equal(strtoul(word, NULL, 10), 3);
-        logged(&s, "request.state.digest", "mla=", digest[look][2], sizeof digest[look][2]);
-        leave(&s);
+        served_log(&s, "request.state.digest", "mla=", digest[look][2], sizeof digest[look][2]);
+        served_stop(&s);
     }
     assert_string_equal(code[0], "tool_policy_unsatisfied");
     assert_string_equal(code[1], code[0]);
@@ -416,17 +331,17 @@ static void experts_are_forgotten(void **state) {
     served s;
     http_response r;
     char first[32], second[32];
-    serve(&s, false, true);
+    served_start(&s, &(served_options){.forget_experts = true});
     for (int i = 0; i < 2; i++) {
-        ask(&s, 4, "Say hello.", "", &r);
+        say(&s, 4, "Say hello.", "", &r);
         assert_int_equal(r.status, 200);
         assert_int_equal(http_number(&r, "usage.prompt_tokens_details.cached_tokens"), 0);
-        logged(&s, "request.prefill.complete", "read=", i ? second : first, sizeof first);
+        served_log(&s, "request.prefill.complete", "read=", i ? second : first, sizeof first);
         http_free(&r);
     }
     assert_string_equal(first, second);
     assert_true(strtoul(first, NULL, 10) > 0);
-    leave(&s);
+    served_stop(&s);
 }
 
 int main(void) {
