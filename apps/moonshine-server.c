@@ -232,6 +232,7 @@ static ms_status start_server(program *p, ms_error *err) {
     s.named_states = p->o.checkpoint_root && p->o.prefix_reuse;
     s.ui = p->o.ui;
     s.fingerprint = p->fingerprint;
+    s.plan = p->plan;
     s.diagnostics = p->diagnostics;
     s.digest = p->o.state_digest;
     s.forget_experts = p->o.forget_experts;

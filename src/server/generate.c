@@ -17,6 +17,13 @@ enum {
     PROGRESS_LOG_S = 60
 };
 
+/* Experts that a routed layer needs in one pass of several rows. */
+typedef struct expert_count {
+    uint8_t *seen; /* [experts]; NULL: nothing is counted */
+    uint32_t experts;
+    uint64_t layers, routes, sum, least, most;
+} expert_count;
+
 /* One job on its way. */
 typedef struct run {
     ms_generator *g;
@@ -28,6 +35,8 @@ typedef struct run {
     uint64_t room, start_ns, last_log_ns;
     uint64_t base; /* ids evaluated before the running forward */
     ms_engine_stats before;
+    expert_count count;
+    uint64_t sweeps; /* passes over all layers */
 } run;
 
 void ms_turn_end_free(ms_turn_end *end) {
@@ -181,16 +190,40 @@ static void on_progress(void *arg, ms_progress_unit unit, uint64_t done, uint64_
     ms_log_end(&l);
 }
 
+static void count_routes(void *arg, uint32_t layer, uint64_t first, uint32_t rows, uint32_t top_k,
+                         const uint32_t *ids) {
+    (void)layer;
+    (void)first;
+    expert_count *c = arg;
+    uint64_t unique = 0;
+    memset(c->seen, 0, c->experts);
+    for (size_t i = 0; i < (size_t)rows * top_k; i++) {
+        if (ids[i] >= c->experts || c->seen[ids[i]]) continue;
+        c->seen[ids[i]] = 1;
+        unique++;
+    }
+    if (!c->layers || unique < c->least) c->least = unique;
+    if (unique > c->most) c->most = unique;
+    c->sum += unique;
+    c->layers++;
+    c->routes += (uint64_t)rows * top_k;
+}
+
 /* Evaluates ids[0..count), under a deadline in pieces that leave room to stop in time. */
 static ms_status evaluate(run *r, const uint32_t *ids, size_t count, bool layers, ms_error *err) {
     ms_causal *t = r->g->timeline;
-    const ms_forward_options o = {.range = layers ? 0 : 1, .progress = on_progress, .progress_arg = r};
+    const ms_forward_options o = {.range = layers ? 0 : 1,
+                                  .progress = on_progress,
+                                  .progress_arg = r,
+                                  .routes = layers && r->count.seen ? count_routes : NULL,
+                                  .routes_arg = &r->count};
     uint64_t quarter = r->g->deadline_ns / 4;
     size_t piece = r->j->deadline_ns && layers ? DEADLINE_FIRST_ROWS : count;
     while (count) {
         size_t n = count < piece ? count : piece;
         uint64_t start = ms_clock_ns();
         MS_TRY(t->ops->forward(t, ids, n, &o, err));
+        r->sweeps += layers ? (n - 1) / t->range_rows + 1 : n;
         ids += n;
         count -= n;
         if (!r->j->deadline_ns || !layers) continue;
@@ -231,6 +264,26 @@ static const float *prompt_logits(const run *r) {
     return live;
 }
 
+static void log_prefill_io(const run *r, const ms_engine_stats *now) {
+    const expert_count *c = &r->count;
+    const ms_engine_stats *before = &r->before;
+    ms_log_line l;
+    ms_log_begin(&l, r->g->log, MS_LOG_INFO, "request.prefill.io", r->j->id);
+    ms_log_u64(&l, "sweeps", r->sweeps);
+    if (c->layers) {
+        ms_log_u64(&l, "unique_experts_min", c->least);
+        ms_log_real(&l, "unique_experts_avg", (double)c->sum / (double)c->layers);
+        ms_log_u64(&l, "unique_experts_max", c->most);
+        ms_log_u64(&l, "routes", c->routes);
+    }
+    ms_log_u64(&l, "reads", now->expert_reads - before->expert_reads);
+    ms_log_u64(&l, "read", now->expert_read_bytes - before->expert_read_bytes);
+    ms_log_real(&l, "read_wait", seconds(now->read_wait_ns - before->read_wait_ns));
+    ms_log_u64(&l, "cache_hits", now->expert_hits - before->expert_hits);
+    ms_log_u64(&l, "cache_accesses", now->expert_accesses - before->expert_accesses);
+    ms_log_end(&l);
+}
+
 static void log_prefill_complete(run *r) {
     ms_generator *g = r->g;
     ms_engine_stats now;
@@ -248,6 +301,7 @@ static void log_prefill_complete(run *r) {
     ms_log_real(&l, "rate", ns ? (double)evaluated / seconds(ns) : 0);
     ms_log_u64(&l, "read", now.expert_read_bytes - r->before.expert_read_bytes);
     ms_log_end(&l);
+    if (evaluated) log_prefill_io(r, &now);
 }
 
 /* ------------------------------------------------------------------ policy */
@@ -368,28 +422,21 @@ static void log_digest(const run *r) {
 
 /* ------------------------------------------------------------------ end of a reply */
 
-/* Sends the calls and remembers them. */
-static void send_calls(run *r, const ms_reply *reply) {
+/* Sends the calls, as far as the client does not have them, and remembers them. */
+static ms_status send_calls(run *r, ms_decode *d, const ms_reply *reply, ms_error *err) {
     ms_job *j = r->j;
-    bool keep = r->g->turns && j->request.kind == MS_API_RESPONSES && reply->call_count;
-    char(*ids)[MS_CALL_ID_BYTES] = keep ? calloc(reply->call_count, sizeof *ids) : NULL;
-    for (size_t i = 0; i < reply->call_count; i++) {
-        const ms_tool_call *c = &reply->calls[i];
-        char id[MS_CALL_ID_BYTES];
-        ms_job_call(j, c->name, c->name_len, c->arguments, c->arguments_len, id);
-        if (r->g->calls) ms_call_memory_add(r->g->calls, id, c->arguments, c->arguments_len);
-        if (ids) memcpy(ids[i], id, sizeof id);
-    }
-    if (!ids) return;
+    MS_TRY(ms_decode_calls(d, reply->calls, reply->call_count, err));
+    for (size_t i = 0; r->g->calls && i < reply->call_count; i++)
+        ms_call_memory_add(r->g->calls, d->call_ids[i], reply->calls[i].arguments, reply->calls[i].arguments_len);
+    if (!r->g->turns || j->request.kind != MS_API_RESPONSES || !reply->call_count) return MS_OK;
     ms_turn_memory_add(r->g->turns, ms_json_get(ms_json_root(j->request.chat_doc), "messages"), reply,
-                       j->prompt.thinking, (const char(*)[MS_CALL_ID_BYTES])ids);
-    free(ids);
+                       j->prompt.thinking, (const char(*)[MS_CALL_ID_BYTES])d->call_ids);
+    return MS_OK;
 }
 
 static void finish(run *r, ms_decode *d, const ms_reply *reply) {
     ms_job *j = r->j;
     char comment[160];
-    send_calls(r, reply);
     bool deadline = d->end == MS_END_DEADLINE;
     (void)snprintf(comment, sizeof comment, "%smoonshine prompt total=%zu evaluated=%zu reused=%zu",
                    deadline ? "moonshine stop=deadline\n" : "", r->prompt, r->prompt - r->from.at.matched,
@@ -439,6 +486,7 @@ static void conclude(run *r, ms_decode *d) {
     }
     log_digest(r);
     const char *rule = broken_rule(&r->j->request, &reply), *format = broken_format(&r->j->request, &reply, d->end);
+    if (!rule && d->calls_begun > reply.call_count) rule = "the reply ended inside a call";
     bool deadline = d->end == MS_END_DEADLINE && (rule || format);
     if (deadline) {
         end_stopped(r, MS_STOP_DEADLINE, "decode", d->generated.count);
@@ -452,6 +500,11 @@ static void conclude(run *r, ms_decode *d) {
         fail(r, &e, "format", keep_capture(r->g, r->j));
     } else {
         ms_decode_release(d);
+        if (send_calls(r, d, &reply, &err) != MS_OK) {
+            ms_reply_free(&reply);
+            fail_engine(r, &err, "the calls");
+            return;
+        }
         plan_closing(r, d, &reply);
         finish(r, d, &reply);
     }
@@ -605,7 +658,11 @@ void ms_generate(ms_generator *g, ms_job *j, ms_turn_end *end) {
     r.prompt = r.from.at.matched + (j->prompt.ids.count - r.from.at.used);
     if (!check_room(&r)) return;
     log_prefill_start(&r, j->prompt.ids.count - r.from.at.used > g->sequential_limit);
-    if (evaluate_prompt(&r)) {
+    r.count.experts = g->text->info.experts;
+    r.count.seen = malloc(r.count.experts ? r.count.experts : 1); /* without it nothing is counted */
+    bool done = evaluate_prompt(&r);
+    free(r.count.seen);
+    if (done) {
         log_prefill_complete(&r);
         reply(&r);
     }

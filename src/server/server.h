@@ -39,6 +39,7 @@ typedef struct ms_server_options {
     bool digest;                 /* the log gets a digest of the state after every reply */
     bool forget_experts;         /* every request begins with an empty expert cache and without reuse */
 
+    const ms_plan *plan; /* for the metric of memory; NULL: not given */
     /* For /health and /props. */
     const char *model_source, *static_precision, *expert_store, *build;
     uint64_t experts_per_layer;

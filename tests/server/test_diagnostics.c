@@ -340,6 +340,13 @@ static void experts_are_forgotten(void **state) {
         http_free(&r);
     }
     assert_string_equal(first, second);
+    served_log(&s, "request.prefill.io", "sweeps=", first, sizeof first);
+    assert_string_equal(first, "1");
+    served_log(&s, "request.prefill.io", "unique_experts_max=", first, sizeof first);
+    assert_in_range(strtoul(first, NULL, 10), TOP_K + 1, EXPERTS);
+    served_log(&s, "request.prefill.io", "unique_experts_min=", second, sizeof second);
+    assert_in_range(strtoul(second, NULL, 10), TOP_K, strtoul(first, NULL, 10));
+    served_log(&s, "request.prefill.io", "read=", first, sizeof first);
     assert_true(strtoul(first, NULL, 10) > 0);
     served_stop(&s);
 }
