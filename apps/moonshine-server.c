@@ -224,6 +224,7 @@ static ms_status start_server(program *p, ms_error *err) {
     s.sequential_limit = p->o.sequential_limit;
     s.deadline_s = p->o.deadline_s;
     s.keepalive_s = p->o.keepalive_s;
+    s.restore_reasoning = p->o.restore_reasoning;
     s.reuse = p->o.prefix_reuse != 0;
     s.constrain = p->o.constrain != 0;
     s.buffer_structured = p->o.buffer_structured != 0;

@@ -18,6 +18,7 @@ typedef struct server_options {
     bool prefix_memory_given;
     int buffer_structured, constrain, prefix_reuse, log_json; /* indexes into their choices */
     const char *diagnostics;
+    bool restore_reasoning;
     bool logits_tap, state_digest, forget_experts;
     bool any_model, allow_sampling, clamp_max_tokens, metrics, slots_endpoint, ui;
     /* NULL-terminated forms of the lists. */

@@ -428,6 +428,9 @@ static ms_status send_calls(run *r, ms_decode *d, const ms_reply *reply, ms_erro
     MS_TRY(ms_decode_calls(d, reply->calls, reply->call_count, err));
     for (size_t i = 0; r->g->calls && i < reply->call_count; i++)
         ms_call_memory_add(r->g->calls, d->call_ids[i], reply->calls[i].arguments, reply->calls[i].arguments_len);
+    if (r->g->reasoning && j->prompt.thinking && j->prompt.channel != MS_CHANNEL_NONE)
+        ms_reasoning_memory_add(r->g->reasoning, &j->prompt.history, reply,
+                                (const char(*)[MS_CALL_ID_BYTES])d->call_ids);
     if (!r->g->turns || j->request.kind != MS_API_RESPONSES || !reply->call_count) return MS_OK;
     ms_turn_memory_add(r->g->turns, ms_json_get(ms_json_root(j->request.chat_doc), "messages"), reply,
                        j->prompt.thinking, (const char(*)[MS_CALL_ID_BYTES])d->call_ids);

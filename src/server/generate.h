@@ -26,6 +26,7 @@ typedef struct ms_generator {
     ms_metrics *metrics;
     ms_call_memory *calls;
     ms_turn_memory *turns; /* NULL: not kept */
+    ms_reasoning_memory *reasoning; /* NULL: not kept */
     const char *model_id, *fingerprint;
     uint32_t sequential_limit;
     bool reuse;             /* else every request begins with an empty timeline */

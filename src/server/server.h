@@ -34,6 +34,7 @@ typedef struct ms_server_options {
     bool constrain; /* replies are held to tools and formats while they are generated; else only checked afterwards */
     bool metrics, slots_endpoint, ui;
     bool named_states; /* the source has a folder for them */
+    bool restore_reasoning; /* of the model's own replies, when a client leaves it out */
     const char *fingerprint;
     ms_diagnostics *diagnostics; /* NULL: none */
     bool digest;                 /* the log gets a digest of the state after every reply */

@@ -13,6 +13,7 @@ struct ms_server {
     ms_call_memory *calls;
     ms_constraints *constraints; /* NULL: replies are free, and checked afterwards */
     ms_turn_memory *turns;
+    ms_reasoning_memory *reasoning; /* NULL: it is not put back */
     ms_front *front;
     ms_worker *worker;
     int64_t created;     /* Unix seconds */
