@@ -55,8 +55,8 @@ typedef struct ms_causal_ops {
     uint32_t (*resident)(const ms_causal *c, uint32_t moe_layer, uint32_t *out);
     ms_status (*digest)(ms_causal *c, ms_digest *out, ms_error *err);
     ms_status (*forget_experts)(ms_causal *c, ms_error *err); /* empties the cache */
-    /* States under a name (session/named_state.h); both may be NULL together.  A failed restore leaves the timeline as it
-     * was, or empty. */
+    /* States under a name (session/named_state.h); both may be NULL together.  A failed restore leaves the timeline as
+     * it was, or empty. */
     ms_status (*save_named)(ms_causal *c, const char *name, const char *meta, size_t meta_len, uint64_t *bytes,
                             ms_error *err);
     ms_status (*restore_named)(ms_causal *c, const char *name, ms_text *meta, uint64_t *bytes, bool *missing,

@@ -65,7 +65,7 @@ typedef struct ms_job {
     ms_api_usage usage;
     uint64_t prefill_ns, decode_ns;
     const char *stop_note; /* X-Moonshine-Stop */
-    /* Not a request of a model but something to do with the slot; then there is no writer.  tokens, bytes: the outcome. */
+    /* Not a request of a model but something to do with the slot: there is no writer.  tokens, bytes: the outcome. */
     ms_slot_action slot_action;
     char slot_name[MS_SLOT_NAME_BYTES];
     uint64_t slot_tokens, slot_bytes;

@@ -404,7 +404,8 @@ static ms_status read_at(const import_job *j, void *to, size_t n, uint64_t offse
 /* A FIFO must not wait for a writer, a link must not lead elsewhere. */
 static ms_status open_file(import_job *j, int folder, uint64_t *size, ms_error *err) {
     const char *slash = folder >= 0 ? strrchr(j->path, '/') : NULL;
-    j->fd = openat(folder >= 0 ? folder : AT_FDCWD, slash ? slash + 1 : j->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    j->fd = openat(folder >= 0 ? folder : AT_FDCWD, slash ? slash + 1 : j->path,
+                   O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     if (j->fd < 0 && errno == ELOOP) {
         return ms_fail(err, MS_ERR_IO, "%s: is a symbolic link; refused as a state file", j->path);
     }

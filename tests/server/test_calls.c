@@ -17,7 +17,8 @@ static fixture f;
     "<|open|>call tool=\"" tool "\" index=\"" index "\"<|sep|>" members "<|close|>call<|sep|>"
 #define STRING(key, value) "<|open|>argument key=\"" key "\" type=\"string\"<|sep|>" value "<|close|>argument<|sep|>"
 #define NUMBER(key, value) "<|open|>argument key=\"" key "\" type=\"number\"<|sep|>" value "<|close|>argument<|sep|>"
-#define BEFORE             "why<|close|>think<|sep|><|open|>response<|sep|>Look:<|close|>response<|sep|><|open|>tools<|sep|>"
+#define BEFORE                                                                                                         \
+    "why<|close|>think<|sep|><|open|>response<|sep|>Look:<|close|>response<|sep|><|open|>tools<|sep|>"
 #define AFTER              "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
 #define LONG               "first \"line\"\n\tand a \\ second one, 0123456789 abcdefghijklmnopqrstuvwxyz"
 #define WIDE               "with \xc3\xa9, \xf0\x9f\x8c\x99 and \xe6\x97\xa5\xe6\x9c\xac"
