@@ -36,6 +36,7 @@ typedef struct program {
     ms_plan *plan;
     ms_causal_session *engine;
     ms_server *server;
+    ms_diagnostics *diagnostics;
     char fingerprint[64];
     int pipe[2];
     uint64_t start_ns;
@@ -189,12 +190,15 @@ static void kept_options(program *p, ms_causal_session_options *c) {
 static ms_status start_server(program *p, ms_error *err) {
     MS_TRY(ms_text_model_open(&p->text, p->o.model, err));
     MS_TRY(server_names_apply(&p->o, p->text.lane, err));
-    ms_causal_session_options c = {.engine = engine_options(p), .disabled = on_disabled, .disabled_arg = p};
+    ms_causal_session_options c = {
+        .engine = engine_options(p), .disabled = on_disabled, .disabled_arg = p, .logits = p->o.logits_tap};
     MS_TRY(check_plan(p, &c.engine, err));
     if (p->o.prefix_reuse) {
         kept_options(p, &c);
         MS_TRY(check_plan(p, &c.engine, err));
     }
+    if (p->o.diagnostics)
+        MS_TRY(ms_diagnostics_create(&p->diagnostics, p->o.diagnostics, p->o.logits_tap, &p->text.info, err));
     p->engine = ms_causal_session_create(&c);
     if (!p->engine) return ms_fail_memory(err, "engine", sizeof p->engine);
     const char *format = p->o.engine.static_format ? "bf16" : "q8";
@@ -221,13 +225,19 @@ static ms_status start_server(program *p, ms_error *err) {
     s.sequential_limit = p->o.sequential_limit;
     s.deadline_s = p->o.deadline_s;
     s.keepalive_s = p->o.keepalive_s;
+    s.restore_reasoning = p->o.restore_reasoning;
     s.reuse = p->o.prefix_reuse != 0;
     s.constrain = p->o.constrain != 0;
     s.buffer_structured = p->o.buffer_structured != 0;
     s.metrics = p->o.metrics;
     s.slots_endpoint = p->o.slots_endpoint;
+    s.named_states = p->o.checkpoint_root && p->o.prefix_reuse;
     s.ui = p->o.ui;
     s.fingerprint = p->fingerprint;
+    s.plan = p->plan;
+    s.diagnostics = p->diagnostics;
+    s.digest = p->o.state_digest;
+    s.forget_experts = p->o.forget_experts;
     s.static_precision = format;
     s.model_source = p->plan->model_source;
     s.expert_store = p->plan->expert_store;
@@ -331,6 +341,7 @@ int main(int argc, char **argv) {
         (void)pthread_mutex_init(&p.lock, NULL);
         code = run(&p);
         ms_causal_session_destroy(p.engine);
+        ms_diagnostics_destroy(p.diagnostics);
         ms_plan_destroy(p.plan);
         ms_text_model_close(&p.text);
         ms_keys_free(&p.keys);

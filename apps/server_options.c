@@ -92,6 +92,10 @@ static const ms_option requests[] = {
      .type = MS_OPTION_FLAG,
      .offset = FIELD(clamp_max_tokens),
      .help = "Reduce a larger request to that instead of refusing it."},
+    {.name = "restore-reasoning",
+     .type = MS_OPTION_FLAG,
+     .offset = FIELD(restore_reasoning),
+     .help = "Put the reasoning of earlier replies back where a client leaves it out."},
     {.name = "request-deadline-seconds",
      .type = MS_OPTION_U32,
      .offset = FIELD(deadline_s),
@@ -167,7 +171,27 @@ static const ms_option operation[] = {
      .help = "After SIGTERM or SIGINT a running request may go on so long (default: 30)."},
     {.name = "metrics", .type = MS_OPTION_FLAG, .offset = FIELD(metrics), .help = "Serve GET /metrics (Prometheus)."},
     {.name = "ui", .type = MS_OPTION_FLAG, .offset = FIELD(ui), .help = "Serve the built-in chat page at /."},
-    {.name = "slots-endpoint", .type = MS_OPTION_FLAG, .offset = FIELD(slots_endpoint), .help = "Serve GET /slots."},
+    {.name = "slots-endpoint",
+     .type = MS_OPTION_FLAG,
+     .offset = FIELD(slots_endpoint),
+     .help = "Serve GET /slots and, with a checkpoint root, POST /slots/0."},
+    {.name = "decode-diagnostics",
+     .type = MS_OPTION_STRING,
+     .offset = FIELD(diagnostics),
+     .arg = "PREFIX",
+     .help = "Write which experts each reply used to PREFIX.*.csv, which must be new. They tell what was said."},
+    {.name = "router-logits-tap",
+     .type = MS_OPTION_FLAG,
+     .offset = FIELD(logits_tap),
+     .help = "With it, also what routers saw, to PREFIX.logits.bin."},
+    {.name = "decode-state-digest",
+     .type = MS_OPTION_FLAG,
+     .offset = FIELD(state_digest),
+     .help = "Log a digest of the state after each reply."},
+    {.name = "clear-expert-cache-per-request",
+     .type = MS_OPTION_FLAG,
+     .offset = FIELD(forget_experts),
+     .help = "Begin every request with an empty expert cache and without reuse, to measure."},
     {.name = "log-format",
      .type = MS_OPTION_CHOICE,
      .offset = FIELD(log_json),
@@ -241,6 +265,11 @@ int server_options_parse(server_options *o, int argc, char **argv) {
     if (code >= 0) return code;
     o->model = ms_command_model(set.program, &r, 0);
     if (!o->model) return 2;
+    if (o->logits_tap && !o->diagnostics) {
+        (void)ms_fail(&err, MS_ERR_USAGE, "--router-logits-tap: needs --decode-diagnostics");
+        return ms_command_fail(set.program, &err);
+    }
+    if (o->forget_experts) o->prefix_reuse = 0;
     o->prefix_memory_given = ms_options_given(&set, &r, "prefix-memory");
     for (size_t i = 0; i < o->origins.count; i++) o->origin_names[i] = o->origins.items[i];
     ms_status status = server_names_parsed(o, &set, &r, &err);

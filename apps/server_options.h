@@ -26,6 +26,9 @@ typedef struct server_options {
     uint32_t checkpoint_entries;
     bool prefix_memory_given;
     int buffer_structured, constrain, prefix_reuse, log_json; /* indexes into their choices */
+    const char *diagnostics;
+    bool restore_reasoning;
+    bool logits_tap, state_digest, forget_experts;
     bool any_model, allow_sampling, clamp_max_tokens, metrics, slots_endpoint, ui;
     /* NULL-terminated forms of the lists. */
     const char *alias_names[SERVER_NAMES_MAX + 1], *origin_names[MS_OPTION_LIST_MAX + 1];

@@ -287,6 +287,20 @@ bool ms_cache_resident(const ms_expert_cache *c, uint32_t layer, uint32_t expert
     return s != CACHE_NONE && layer_slots(c, layer)[s].expert == expert;
 }
 
+uint32_t ms_cache_ranked(const ms_expert_cache *c, uint32_t layer, uint32_t *out) {
+    if (layer >= c->layers) return 0;
+    const cache_slot *slot = layer_slots(c, layer);
+    const double *heat = c->heat + (size_t)layer * c->experts;
+    uint32_t count = 0;
+    for (uint32_t s = 0; s < c->slots; s++) {
+        if (slot[s].expert == CACHE_NONE) continue;
+        uint32_t at = count++;
+        for (; at > 0 && heat[out[at - 1]] > heat[slot[s].expert]; at--) out[at] = out[at - 1];
+        out[at] = slot[s].expert;
+    }
+    return count;
+}
+
 ms_status ms_cache_clear(ms_expert_cache *c, ms_error *err) {
     if (c->leased > 0) {
         return ms_fail(err, MS_ERR_USAGE, "expert cache: cannot be cleared, %llu leases are open",

@@ -58,6 +58,8 @@ ms_status ms_cache_release(ms_expert_cache *c, uint32_t layer, const ms_want *wa
 
 /* Does a slot hold this expert's bytes?  True until the fill that replaces it is committed. */
 bool ms_cache_resident(const ms_expert_cache *c, uint32_t layer, uint32_t expert);
+/* Experts whose bytes the layer holds, the next victims first.  out [slots] gets them; returns how many. */
+uint32_t ms_cache_ranked(const ms_expert_cache *c, uint32_t layer, uint32_t *out);
 /* Forgets which expert is where and all heat (counters stay); MS_ERR_USAGE while anything is leased. */
 ms_status ms_cache_clear(ms_expert_cache *c, ms_error *err);
 ms_status ms_cache_check(const ms_expert_cache *c, ms_error *err);

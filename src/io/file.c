@@ -151,12 +151,15 @@ static ms_status check_target(const ms_file_writer *w, ms_error *err) {
     return MS_OK;
 }
 
-static ms_status open_folder(ms_file_writer *w, ms_error *err) {
+/* folder: an open one, or -1: the path's. */
+static ms_status open_folder(ms_file_writer *w, int folder, ms_error *err) {
     char *slash = strrchr(w->path, '/');
     w->name = slash ? slash + 1 : w->path;
     if (w->name[0] == '\0') return ms_fail(err, MS_ERR_USAGE, "\"%s\": expected a file name", w->path);
     const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
-    if (!slash) {
+    if (folder >= 0) {
+        w->folder = openat(folder, ".", flags);
+    } else if (!slash) {
         w->folder = open(".", flags);
     } else if (slash == w->path) {
         w->folder = open("/", flags);
@@ -207,6 +210,10 @@ static ms_status open_temp(ms_file_writer *w, ms_error *err) {
 }
 
 ms_status ms_file_writer_open(ms_file_writer **out, const char *path, bool replace, ms_error *err) {
+    return ms_file_writer_open_at(out, -1, path, replace, err);
+}
+
+ms_status ms_file_writer_open_at(ms_file_writer **out, int folder, const char *path, bool replace, ms_error *err) {
     *out = NULL;
     ms_file_writer *w = calloc(1, sizeof *w);
     if (!w) return ms_fail_memory(err, "output file", sizeof *w);
@@ -214,7 +221,7 @@ ms_status ms_file_writer_open(ms_file_writer **out, const char *path, bool repla
     w->replace = replace;
     w->path = strdup(path);
     ms_status status = w->path ? MS_OK : ms_fail_memory(err, "output path", strlen(path) + 1);
-    if (status == MS_OK) status = open_folder(w, err);
+    if (status == MS_OK) status = open_folder(w, folder, err);
     if (status == MS_OK) status = check_target(w, err);
     if (status == MS_OK) status = open_temp(w, err);
     if (status != MS_OK) {

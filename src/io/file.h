@@ -23,6 +23,9 @@ ms_status ms_file_pread_exact(int fd, const char *path, void *to, size_t length,
  * partial target; it leaves a ".ms-tmp-*" file when replace is set or the file system has no O_TMPFILE, else nothing. */
 typedef struct ms_file_writer ms_file_writer;
 ms_status ms_file_writer_open(ms_file_writer **out, const char *path, bool replace, ms_error *err);
+/* The same in an open folder, whatever its path leads to by now: the target is the last part of `path`, the rest is for
+ * messages. */
+ms_status ms_file_writer_open_at(ms_file_writer **out, int folder, const char *path, bool replace, ms_error *err);
 ms_status ms_file_writer_write(ms_file_writer *w, const void *data, size_t length, ms_error *err);
 /* Rewrites bytes already written (a header whose checksum comes last). */
 ms_status ms_file_writer_patch(ms_file_writer *w, uint64_t offset, const void *data, size_t length, ms_error *err);

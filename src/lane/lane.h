@@ -87,6 +87,8 @@ typedef struct ms_reply_parser_ops {
     void (*destroy)(void *p);
     /* Declared tools (a JSON array, valid during the call), before the first push; NULL: the format needs none. */
     ms_status (*tools)(void *p, const ms_json *tools, ms_error *err);
+    /* Between pushes; views last until the next one.  NULL: calls can be told at the end only. */
+    void (*calls)(const void *p, ms_call_view *out);
 } ms_reply_parser_ops;
 
 typedef struct ms_lane {

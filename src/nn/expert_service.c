@@ -76,6 +76,8 @@ struct ms_expert_service {
 
     ms_expert_observer *observer;
     void *observer_arg;
+    const ms_expert_watch *watch; /* NULL: the account is not kept */
+    ms_expert_account account;
 
     /* lookahead */
     ahead_read ahead[AHEAD_MAX];
@@ -398,6 +400,24 @@ static bool resolve_guess(ms_expert_service *s, ms_read_done *done) {
 
 /* ------------------------------------------------------------------ requests */
 
+static void begin_account(ms_expert_service *s) {
+    s->account = (ms_expert_account){.moe_layer = s->layer,
+                                     .layer = s->table->layers[s->layer],
+                                     .wants = s->wants,
+                                     .count = s->count,
+                                     .planned_ns = ms_clock_ns()};
+    ms_reader_get_stats(s->reader, &s->account.reader_before);
+    const ms_expert_extent *x = &s->table->extents[(size_t)s->layer * s->table->expert_count];
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->wants[i].kind != MS_WANT_HIT) s->account.miss_bytes += x[s->wants[i].expert].bytes;
+}
+
+static void end_account(ms_expert_service *s) {
+    s->account.ended_ns = ms_clock_ns();
+    ms_reader_get_stats(s->reader, &s->account.reader);
+    s->watch->request(s->watch->arg, &s->account);
+}
+
 ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, const uint32_t *uses,
                             uint32_t count, ms_error *err) {
     if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is already open");
@@ -412,6 +432,7 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
     s->layer = moe_layer;
     s->count = count;
     s->left = 0;
+    if (s->watch) begin_account(s);
     uint32_t reads = 0;
     for (uint32_t i = 0; i < count; i++) {
         s->committed[i] = false;
@@ -420,10 +441,12 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
         if (!take_guess(s, moe_layer, experts[i], i)) s->reads[reads++] = read_of(s, moe_layer, experts[i], i);
     }
     forget_guesses(s);
-    if (!reads) return MS_OK;
-    qsort(s->reads, reads, sizeof *s->reads, by_place);
-    ms_status st = ms_reader_submit(s->reader, s->reads, reads, err);
-    if (st == MS_OK) return MS_OK;
+    if (reads) qsort(s->reads, reads, sizeof *s->reads, by_place);
+    ms_status st = reads ? ms_reader_submit(s->reader, s->reads, reads, err) : MS_OK;
+    if (st == MS_OK) {
+        if (s->watch) s->account.in_flight = ms_reader_pending(s->reader);
+        return MS_OK;
+    }
     ms_expert_end(s);
     if (st == MS_ERR_USAGE) { /* inside the file by its header: the file was cut before the reader opened it */
         st = MS_ERR_IO;
@@ -487,7 +510,9 @@ static ms_status end_install(ms_expert_service *s, bool wait, bool *ended, ms_er
 
 /* Ends what has ended, and as many as it takes to leave at most `most` at work. */
 static ms_status end_installs(ms_expert_service *s, uint32_t most, ms_error *err) {
+    uint64_t start = s->watch ? ms_clock_ns() : 0;
     for (bool ended = true; ended && s->install_count;) MS_TRY(end_install(s, s->install_count > most, &ended, err));
+    if (s->watch) s->account.install_ns += ms_clock_ns() - start;
     return MS_OK;
 }
 
@@ -518,6 +543,7 @@ static ms_status take(ms_expert_service *s, const ms_read_done *done, ms_expert_
     if (w->kind != MS_WANT_FILL) s->next_scratch = (s->next_scratch + 1) % MS_SCRATCH_SLOTS;
     *ready = (ms_expert_ready){.index = i, .slot = slot};
     s->left--;
+    s->account.completions++;
     return MS_OK;
 }
 
@@ -525,6 +551,7 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
     *count = 0;
     if (!s->open) return ms_fail(err, MS_ERR_INTERNAL, "no expert request is open");
     if (!s->hits_given) {
+        if (s->watch) s->account.first_ns = ms_clock_ns();
         s->hits_given = true;
         for (uint32_t i = 0; i < s->count; i++)
             if (s->wants[i].kind == MS_WANT_HIT)
@@ -538,6 +565,7 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
     for (bool got = true; s->left && *count < most;) {
         ms_read_done done;
         MS_TRY(end_installs(s, buffers - 1, err));
+        s->account.wait_calls += *count == 0;
         MS_TRY(next_landed(s, *count == 0, &done, &got, err));
         if (!got) break;
         MS_TRY(take(s, &done, &ready[*count], err));
@@ -559,11 +587,25 @@ void ms_expert_end(ms_expert_service *s) {
             (void)ms_cache_release(s->cache, s->layer, w, NULL);
     }
     s->open = false;
+    if (s->watch && s->hits_given && !s->left) end_account(s);
 }
 
 void ms_expert_service_observe(ms_expert_service *s, ms_expert_observer *observer, void *arg) {
     s->observer = observer;
     s->observer_arg = arg;
+}
+
+void ms_expert_service_watch(ms_expert_service *s, const ms_expert_watch *watch) { s->watch = watch; }
+const ms_expert_watch *ms_expert_service_watching(const ms_expert_service *s) { return s->watch; }
+
+uint32_t ms_expert_service_resident(const ms_expert_service *s, uint32_t moe_layer, uint32_t *out) {
+    return ms_cache_ranked(s->cache, moe_layer, out);
+}
+
+ms_status ms_expert_service_forget(ms_expert_service *s, ms_error *err) {
+    if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is open");
+    cancel_reads(s);
+    return ms_cache_clear(s->cache, err);
 }
 
 void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {

@@ -75,6 +75,34 @@ void ms_expert_end(ms_expert_service *s);
 typedef void ms_expert_observer(void *arg, uint32_t moe_layer, const ms_want *wants, uint32_t count);
 void ms_expert_service_observe(ms_expert_service *s, ms_expert_observer *observer, void *arg);
 
+/* What the request of one layer was, told when it has ended well. */
+typedef struct ms_expert_account {
+    uint32_t moe_layer, layer; /* among routed layers; of the model */
+    const ms_want *wants;      /* [count], in the order of the request */
+    uint32_t count;
+    uint64_t miss_bytes;       /* stored bytes of the experts that were not resident */
+    uint64_t wait_calls, completions, in_flight; /* of the request; most reads queued or under way */
+    uint64_t planned_ns, first_ns, ended_ns;     /* the cache's plan; the first expert asked for; the end */
+    uint64_t install_ns;                         /* waiting for installs */
+    ms_reader_stats reader_before, reader;       /* at the plan and at the end, since the service was created */
+} ms_expert_account;
+
+/* Somebody who looks on.  Looking on changes no result and no read. */
+typedef struct ms_expert_watch {
+    void (*request)(void *arg, const ms_expert_account *account);
+    /* The router's products for one row, before bias and choice; NULL: not wanted.  moe.c gives them. */
+    void (*logits)(void *arg, uint32_t layer, const float *logits, uint32_t experts);
+    void *arg;
+    float *device, *host; /* [experts] each; with logits only */
+} ms_expert_watch;
+/* `watch` stays the caller's; NULL: nobody. */
+void ms_expert_service_watch(ms_expert_service *s, const ms_expert_watch *watch);
+const ms_expert_watch *ms_expert_service_watching(const ms_expert_service *s);
+/* Between requests: the resident experts of a routed layer, coldest first, to out [experts]; returns how many. */
+uint32_t ms_expert_service_resident(const ms_expert_service *s, uint32_t moe_layer, uint32_t *out);
+/* Between requests: empties the cache and ends guessed reads. */
+ms_status ms_expert_service_forget(ms_expert_service *s, ms_error *err);
+
 void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out);
 /* For tests, between requests: the cache's invariants, nothing leased, no read pending.  Forgets what the cache holds. */
 ms_status ms_expert_service_check(ms_expert_service *s, ms_error *err);

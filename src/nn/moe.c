@@ -93,11 +93,22 @@ static void run_shared(ms_backend *be, const ms_moe *moe, const ms_moe_buffers *
         be->mlp(be, buf->shared, x, n, moe->shared_gate, moe->shared_up, moe->shared_down, moe->act);
 }
 
+/* For whoever looks on: the products that the router makes for itself, once more. */
+static void show_logits(ms_backend *be, const ms_expert_watch *w, const ms_moe *moe, const float *x) {
+    ms_product gate = {
+        .weight = moe->router.gate, .out = w->device, .out_stride = moe->experts, .exact_input = true};
+    be->project(be, x, 1, &gate, 1);
+    be->download(be, w->host, w->device, moe->experts * sizeof *w->host);
+    w->logits(w->arg, moe->layer, w->host, moe->experts);
+}
+
 ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_moe *moe,
                          const ms_moe_buffers *buf, float *out, const float *x, uint32_t n, const uint32_t **host_ids,
                          ms_error *err) {
     uint32_t k = moe->router.top_k;
     groups g = lay_out(buf->host, n, k, moe->experts);
+    const ms_expert_watch *watch = ms_expert_service_watching(service);
+    if (watch && watch->logits && n == 1) show_logits(be, watch, moe, x);
     be->router_topk(be, buf->ids, buf->weights, x, n, &moe->router);
     be->fetch_begin(be, buf->ids, (size_t)n * k * sizeof *g.ids);
     /* What does not need the ids runs while they travel and while reads are in flight: on a device it is in the queue

@@ -6,6 +6,7 @@
 #ifndef MS_SERVER_CANDIDATE_H
 #define MS_SERVER_CANDIDATE_H
 
+#include "server/reasoning.h"
 #include "session/conversation.h"
 
 typedef struct ms_candidate {
@@ -18,6 +19,8 @@ typedef struct ms_candidate {
     /* Directives of this turn alone (tool choice, single call, response format): ids between the last message and the
      * generation prompt.  The client's next request will not have them. */
     size_t hidden_first, hidden_count;
+    ms_history history; /* of its messages; only where reasoning is remembered */
+    size_t restored;    /* messages whose reasoning was put in */
     size_t anchor; /* ids of the tools and the leading system messages: where another conversation may branch off */
 } ms_candidate;
 

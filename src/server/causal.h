@@ -8,6 +8,7 @@
 #ifndef MS_SERVER_CAUSAL_H
 #define MS_SERVER_CAUSAL_H
 
+#include "moonshine/moonshine.h"
 #include "session/text_model.h"
 
 typedef struct ms_causal ms_causal;
@@ -48,6 +49,18 @@ typedef struct ms_causal_ops {
     ms_status (*restore)(ms_causal *c, uint64_t entry, ms_error *err);
     void (*drop)(ms_causal *c, uint64_t entry);
     void (*save)(ms_causal *c, const char *meta, size_t meta_len, ms_keep keep);
+    /* Looking on (expert_service.h): all four may be NULL together.  watch: NULL ends it; only with `logits` given at
+     * opening it may ask for them.  resident: experts of a routed layer, coldest first, to out [experts]. */
+    void (*watch)(ms_causal *c, const ms_expert_watch *watch);
+    uint32_t (*resident)(const ms_causal *c, uint32_t moe_layer, uint32_t *out);
+    ms_status (*digest)(ms_causal *c, ms_digest *out, ms_error *err);
+    ms_status (*forget_experts)(ms_causal *c, ms_error *err); /* empties the cache */
+    /* States under a name (session/named_state.h); both may be NULL together.  A failed restore leaves the timeline as
+     * it was, or empty. */
+    ms_status (*save_named)(ms_causal *c, const char *name, const char *meta, size_t meta_len, uint64_t *bytes,
+                            ms_error *err);
+    ms_status (*restore_named)(ms_causal *c, const char *name, ms_text *meta, uint64_t *bytes, bool *missing,
+                               ms_error *err);
 } ms_causal_ops;
 
 struct ms_causal {
@@ -55,6 +68,9 @@ struct ms_causal {
     uint64_t context;
     uint32_t vocab, range_rows;
     uint32_t points; /* that may be marked at a time */
+    const uint32_t *routed; /* [routed_count]: model layers with experts; for resident */
+    uint32_t routed_count;
+    float *tap_device, *tap_host; /* [experts] each, for a watch that wants logits; else NULL */
 };
 
 /* Where a timeline comes from: open may take minutes. */

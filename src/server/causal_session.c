@@ -3,6 +3,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "session/engine.h"
+#include "session/named_state.h"
+
 struct ms_causal_session {
     ms_causal base; /* first */
     ms_causal_session_options options;
@@ -10,6 +13,7 @@ struct ms_causal_session {
     ms_session *session;
     ms_prefix_store *store; /* NULL: nothing is kept; behind the lock for other threads */
     bool disk;
+    float *tap_device, *tap_host; /* [experts] */
     pthread_mutex_t lock;
 };
 
@@ -61,11 +65,37 @@ static void save(ms_causal *c, const char *meta, size_t len, ms_keep keep) {
     ms_prefix_store_save(self_of(c)->store, of(c), meta, len, keeps[keep]);
 }
 
+static ms_expert_service *experts_of(const ms_causal *c) {
+    return ((const ms_causal_session *)(const void *)c)->engine->experts;
+}
+static void watch(ms_causal *c, const ms_expert_watch *w) { ms_expert_service_watch(experts_of(c), w); }
+static uint32_t resident(const ms_causal *c, uint32_t moe_layer, uint32_t *out) {
+    return ms_expert_service_resident(experts_of(c), moe_layer, out);
+}
+static ms_status digest(ms_causal *c, ms_digest *out, ms_error *err) { return ms_session_digest(of(c), out, err); }
+static ms_status forget_experts(ms_causal *c, ms_error *err) { return ms_expert_service_forget(experts_of(c), err); }
+
+static ms_status save_named(ms_causal *c, const char *name, const char *meta, size_t len, uint64_t *bytes,
+                            ms_error *err) {
+    const char *root = self_of(c)->options.kept.root;
+    if (!root) return ms_fail(err, MS_ERR_USAGE, "no folder for states");
+    return ms_named_state_save(of(c), root, name, meta, len, bytes, err);
+}
+static ms_status restore_named(ms_causal *c, const char *name, ms_text *meta, uint64_t *bytes, bool *missing,
+                               ms_error *err) {
+    const char *root = self_of(c)->options.kept.root;
+    *missing = false;
+    if (!root) return ms_fail(err, MS_ERR_USAGE, "no folder for states");
+    return ms_named_state_restore(of(c), root, name, meta, bytes, missing, err);
+}
+
 /* Without room for kept states those four stay NULL. */
 #define TIMELINE                                                                                             \
     .position = position, .tokens = tokens, .logits = logits, .reset = reset, .forward = forward,            \
     .cancel = cancel, .clear_cancel = clear_cancel, .can_rewind = can_rewind, .rewind = rewind_to,           \
-    .mark = mark, .go_back = go_back, .unmark = unmark, .stats = stats
+    .mark = mark, .go_back = go_back, .unmark = unmark, .stats = stats, .watch = watch,                      \
+    .resident = resident, .digest = digest, .forget_experts = forget_experts, .save_named = save_named,      \
+    .restore_named = restore_named
 static const ms_causal_ops plain_ops = {TIMELINE};
 static const ms_causal_ops keeping_ops = {TIMELINE, .peek = peek, .restore = restore, .drop = drop, .save = save};
 
@@ -86,11 +116,29 @@ static ms_status open_store(ms_causal_session *s, ms_error *err) {
     return MS_OK;
 }
 
+static size_t tap_bytes(const ms_engine *e) { return e->model.info.experts * sizeof(float); }
+
+static ms_status open_tap(ms_causal_session *s, ms_error *err) {
+    ms_backend *be = s->engine->backend;
+    size_t bytes = tap_bytes(s->engine);
+    s->tap_host = malloc(bytes ? bytes : 1);
+    if (!s->tap_host) return ms_fail_memory(err, "router logits", bytes);
+    return be->alloc(be, MS_MEM_DEVICE, bytes, "router logits", (void **)&s->tap_device, err);
+}
+
+static void close_tap(ms_causal_session *s) {
+    if (s->tap_device)
+        s->engine->backend->release(s->engine->backend, MS_MEM_DEVICE, s->tap_device, tap_bytes(s->engine));
+    free(s->tap_host);
+    s->tap_device = s->tap_host = NULL;
+}
+
 static ms_status open_engine(void *self, ms_causal **out, ms_error *err) {
     ms_causal_session *s = self;
     MS_TRY(ms_engine_open(&s->engine, &s->options.engine, err));
     MS_TRY(ms_session_create(&s->session, s->engine, err));
     MS_TRY(open_store(s, err));
+    if (s->options.logits) MS_TRY(open_tap(s, err));
     const ms_plan *plan = ms_engine_plan(s->engine);
     ms_model_info info;
     ms_engine_info(s->engine, &info);
@@ -98,7 +146,11 @@ static ms_status open_engine(void *self, ms_causal **out, ms_error *err) {
                           .context = plan->context,
                           .vocab = info.vocab,
                           .range_rows = plan->range_rows,
-                          .points = s->options.engine.snapshots};
+                          .points = s->options.engine.snapshots,
+                          .routed = s->engine->model.experts.layers,
+                          .routed_count = s->engine->model.experts.layer_count,
+                          .tap_device = s->tap_device,
+                          .tap_host = s->tap_host};
     *out = &s->base;
     return MS_OK;
 }
@@ -111,6 +163,7 @@ static void close_engine(void *self) {
     (void)pthread_mutex_unlock(&s->lock);
     ms_prefix_store_close(store);
     ms_session_destroy(s->session);
+    close_tap(s);
     ms_engine_close(s->engine);
     s->session = NULL;
     s->engine = NULL;

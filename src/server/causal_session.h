@@ -16,6 +16,7 @@ typedef struct ms_causal_session_options {
     ms_prefix_options kept;      /* memory_bytes is the engine's; a NULL root: none on disk */
     void (*disabled)(void *arg); /* the folder belongs to another process */
     void *disabled_arg;
+    bool logits; /* a watch may ask for the router's products */
 } ms_causal_session_options;
 
 /* NULL: no memory. */

@@ -72,18 +72,29 @@ static bool raw_prompt(ms_server *s, const ms_api_request *q, ms_candidate *out,
 bool ms_server_render(ms_server *s, const ms_api_request *q, ms_candidate *out, ms_api_error *e) {
     if (q->kind == MS_API_COMPLETIONS) return raw_prompt(s, q, out, e);
     ms_error err;
-    ms_text anew = {0};
-    ms_json_doc *doc = NULL;
+    ms_text anew = {0}, restored = {0};
+    ms_json_doc *doc = NULL, *more = NULL;
     const ms_json *request = ms_json_root(q->chat_doc);
     static const ms_json_limits limits = {.max_depth = MS_JSON_MAX_DEPTH};
     ms_status status = MS_OK;
+    ms_history history = {0};
+    size_t count = 0;
     if (ms_call_memory_apply(s->calls, request, &anew)) {
         status = ms_json_parse(&doc, anew.data, anew.len, "request", &limits, &err);
         if (status == MS_OK) request = ms_json_root(doc);
     }
+    if (status == MS_OK && s->reasoning && q->thinking) {
+        count = ms_reasoning_memory_apply(s->reasoning, request, &restored, &history);
+        if (count) status = ms_json_parse(&more, restored.data, restored.len, "request", &limits, &err);
+        if (count && status == MS_OK) request = ms_json_root(more);
+    }
     if (status == MS_OK) status = ms_candidate_build(out, s->o.text, request, &err);
+    out->history = history;
+    out->restored = count;
+    ms_json_free(more);
     ms_json_free(doc);
     ms_text_free(&anew);
+    ms_text_free(&restored);
     return status == MS_OK || render_fault(e, &err);
 }
 
@@ -338,6 +349,7 @@ static void generate(ms_server *s, const ms_api_codec *codec, ms_exchange *x) {
         free(w);
         return;
     }
+    if (j->prompt.restored) header_u64(x, "X-Moonshine-Reasoning-Restored", j->prompt.restored);
     log_start(s, j, x);
     ms_worker_submit(s->worker, j);
     answer(w);

@@ -51,6 +51,7 @@ ms_status ms_decode_init(ms_decode *d, ms_generator *g, ms_job *j, ms_channel ch
         const ms_reply_parser_ops *ops = g->text->lane->parser;
         status = ops->create(&d->parser, g->text->tokenizer, channel, err);
         if (status == MS_OK && ops->tools) status = declare_tools(d, ops, err);
+        d->live_calls = r->stream && j->constraint && ops->calls && !d->hold && !r->stop_count;
     }
     if (status != MS_OK) ms_decode_fini(d);
     return status;
@@ -66,6 +67,7 @@ void ms_decode_fini(ms_decode *d) {
     ms_text_free(&d->piece);
     ms_text_free(&d->shown);
     ms_ids_free(&d->generated);
+    free(d->call_ids);
     free(d->logprobs.items);
 }
 
@@ -147,6 +149,47 @@ static ms_status give_delta(ms_decode *d, bool last, ms_error *err) {
     return MS_OK;
 }
 
+/* ------------------------------------------------------------------ calls */
+
+static ms_status begin_call(ms_decode *d, const char *name, size_t len, ms_error *err) {
+    size_t bytes = (d->calls_begun + 1) * sizeof *d->call_ids;
+    void *more = realloc(d->call_ids, bytes);
+    if (!more) return ms_fail_memory(err, "ids of calls", bytes);
+    d->call_ids = more;
+    ms_job_call_begin(d->job, name, len, d->call_ids[d->calls_begun++]);
+    d->call_shown = 0;
+    return MS_OK;
+}
+
+static void show_arguments(ms_decode *d, const char *text, size_t len) {
+    if (len <= d->call_shown) return;
+    ms_job_call_arguments(d->job, text + d->call_shown, len - d->call_shown);
+    d->call_shown = len;
+}
+
+ms_status ms_decode_calls(ms_decode *d, const ms_tool_call *calls, size_t count, ms_error *err) {
+    for (; d->calls_ended < count; d->calls_ended++) {
+        const ms_tool_call *c = &calls[d->calls_ended];
+        if (d->calls_begun == d->calls_ended) MS_TRY(begin_call(d, c->name, c->name_len, err));
+        show_arguments(d, c->arguments, c->arguments_len);
+        ms_job_call_end(d->job);
+    }
+    return MS_OK;
+}
+
+/* A second call where one is allowed cannot come; should it, the rules at the end find it before anything is shown. */
+static ms_status show_calls(ms_decode *d, ms_error *err) {
+    ms_call_view v;
+    if (!d->live_calls || !d->delta.in_tools) return MS_OK;
+    d->g->text->lane->parser->calls(d->parser, &v);
+    size_t most = d->job->request.parallel_tools ? v.count : 1;
+    MS_TRY(ms_decode_calls(d, v.whole, v.count < most ? v.count : most, err));
+    if (!v.name || (v.count && !d->job->request.parallel_tools)) return MS_OK;
+    if (d->calls_begun == d->calls_ended) MS_TRY(begin_call(d, v.name, v.name_len, err));
+    show_arguments(d, v.arguments, v.arguments_len);
+    return MS_OK;
+}
+
 /* A token of text without structure. */
 static ms_status push_raw(ms_decode *d, uint32_t id) {
     size_t len;
@@ -196,6 +239,7 @@ static ms_status take(ms_decode *d, const float *logits, uint32_t id, bool *done
         MS_TRY(add_logprob(d, logits, id, err));
     }
     MS_TRY(give_delta(d, false, err));
+    MS_TRY(show_calls(d, err));
     note_progress(d);
     return MS_OK;
 }

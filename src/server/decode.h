@@ -36,6 +36,11 @@ typedef struct ms_decode {
     ms_text shown;    /* response text that passed the stop strings */
     bool hold;        /* response text waits for the end */
     size_t held_from; /* of shown: not given out yet */
+    /* Calls are shown while they are written: the grammar keeps them to every rule, and nothing waits before them. */
+    bool live_calls;
+    size_t calls_begun, calls_ended;
+    size_t call_shown;             /* bytes of the arguments of the one that is open */
+    char (*call_ids)[MS_CALL_ID_BYTES]; /* [calls_begun] */
     ms_logprob_list logprobs;
     ms_ids generated;
     uint64_t reasoning;
@@ -53,6 +58,8 @@ ms_status ms_decode_run(ms_decode *d, const float *logits, ms_error *err);
 ms_status ms_decode_finish(ms_decode *d, ms_reply *reply, ms_error *err);
 /* Gives out response text that waited (hold). */
 void ms_decode_release(ms_decode *d);
+/* Shows the calls of a whole reply as far as they have not been; call_ids has the ids of all then. */
+ms_status ms_decode_calls(ms_decode *d, const ms_tool_call *calls, size_t count, ms_error *err);
 void ms_decode_fini(ms_decode *d);
 
 #endif

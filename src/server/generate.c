@@ -17,6 +17,13 @@ enum {
     PROGRESS_LOG_S = 60
 };
 
+/* Experts that a routed layer needs in one pass of several rows. */
+typedef struct expert_count {
+    uint8_t *seen; /* [experts]; NULL: nothing is counted */
+    uint32_t experts;
+    uint64_t layers, routes, sum, least, most;
+} expert_count;
+
 /* One job on its way. */
 typedef struct run {
     ms_generator *g;
@@ -28,10 +35,13 @@ typedef struct run {
     uint64_t room, start_ns, last_log_ns;
     uint64_t base; /* ids evaluated before the running forward */
     ms_engine_stats before;
+    expert_count count;
+    uint64_t sweeps; /* passes over all layers */
 } run;
 
 void ms_turn_end_free(ms_turn_end *end) {
     ms_ids_free(&end->generated);
+    ms_ids_free(&end->closing);
     ms_reply_free(&end->reply);
     *end = (ms_turn_end){0};
 }
@@ -40,11 +50,13 @@ static double seconds(uint64_t ns) { return (double)ns / 1e9; }
 
 /* ------------------------------------------------------------------ failures */
 
-static void fail(run *r, const ms_api_error *e, const char *stage) {
+/* capture: of the diagnostics, that was kept; 0: none. */
+static void fail(run *r, const ms_api_error *e, const char *stage, uint64_t capture) {
     ms_log_line l;
     ms_log_begin(&l, r->g->log, MS_LOG_ERROR, "request.failed", r->j->id);
     ms_log_word(&l, "stage", stage);
     ms_log_word(&l, "code", e->code);
+    if (capture) ms_log_u64(&l, "capture", capture);
     ms_log_end(&l);
     (void)atomic_fetch_add(&r->g->metrics->requests[r->j->codec->kind][MS_OUTCOME_FAILED], 1);
     ms_job_fail(r->j, e);
@@ -65,7 +77,7 @@ static void fail_engine(run *r, const ms_error *err, const char *stage) {
     ms_log_begin(&l, g->log, MS_LOG_ERROR, g->broken ? "server.fatal" : "server.engine.error", r->j->id);
     ms_log_word(&l, "error", err->message);
     ms_log_end(&l);
-    fail(r, &e, stage);
+    fail(r, &e, stage, 0);
 }
 
 static void log_cancelled(run *r, ms_stop why, const char *phase, size_t evaluated, size_t generated) {
@@ -178,16 +190,40 @@ static void on_progress(void *arg, ms_progress_unit unit, uint64_t done, uint64_
     ms_log_end(&l);
 }
 
+static void count_routes(void *arg, uint32_t layer, uint64_t first, uint32_t rows, uint32_t top_k,
+                         const uint32_t *ids) {
+    (void)layer;
+    (void)first;
+    expert_count *c = arg;
+    uint64_t unique = 0;
+    memset(c->seen, 0, c->experts);
+    for (size_t i = 0; i < (size_t)rows * top_k; i++) {
+        if (ids[i] >= c->experts || c->seen[ids[i]]) continue;
+        c->seen[ids[i]] = 1;
+        unique++;
+    }
+    if (!c->layers || unique < c->least) c->least = unique;
+    if (unique > c->most) c->most = unique;
+    c->sum += unique;
+    c->layers++;
+    c->routes += (uint64_t)rows * top_k;
+}
+
 /* Evaluates ids[0..count), under a deadline in pieces that leave room to stop in time. */
 static ms_status evaluate(run *r, const uint32_t *ids, size_t count, bool layers, ms_error *err) {
     ms_causal *t = r->g->timeline;
-    const ms_forward_options o = {.range = layers ? 0 : 1, .progress = on_progress, .progress_arg = r};
+    const ms_forward_options o = {.range = layers ? 0 : 1,
+                                  .progress = on_progress,
+                                  .progress_arg = r,
+                                  .routes = layers && r->count.seen ? count_routes : NULL,
+                                  .routes_arg = &r->count};
     uint64_t quarter = r->g->deadline_ns / 4;
     size_t piece = r->j->deadline_ns && layers ? DEADLINE_FIRST_ROWS : count;
     while (count) {
         size_t n = count < piece ? count : piece;
         uint64_t start = ms_clock_ns();
         MS_TRY(t->ops->forward(t, ids, n, &o, err));
+        r->sweeps += layers ? (n - 1) / t->range_rows + 1 : n;
         ids += n;
         count -= n;
         if (!r->j->deadline_ns || !layers) continue;
@@ -228,6 +264,26 @@ static const float *prompt_logits(const run *r) {
     return live;
 }
 
+static void log_prefill_io(const run *r, const ms_engine_stats *now) {
+    const expert_count *c = &r->count;
+    const ms_engine_stats *before = &r->before;
+    ms_log_line l;
+    ms_log_begin(&l, r->g->log, MS_LOG_INFO, "request.prefill.io", r->j->id);
+    ms_log_u64(&l, "sweeps", r->sweeps);
+    if (c->layers) {
+        ms_log_u64(&l, "unique_experts_min", c->least);
+        ms_log_real(&l, "unique_experts_avg", (double)c->sum / (double)c->layers);
+        ms_log_u64(&l, "unique_experts_max", c->most);
+        ms_log_u64(&l, "routes", c->routes);
+    }
+    ms_log_u64(&l, "reads", now->expert_reads - before->expert_reads);
+    ms_log_u64(&l, "read", now->expert_read_bytes - before->expert_read_bytes);
+    ms_log_real(&l, "read_wait", seconds(now->read_wait_ns - before->read_wait_ns));
+    ms_log_u64(&l, "cache_hits", now->expert_hits - before->expert_hits);
+    ms_log_u64(&l, "cache_accesses", now->expert_accesses - before->expert_accesses);
+    ms_log_end(&l);
+}
+
 static void log_prefill_complete(run *r) {
     ms_generator *g = r->g;
     ms_engine_stats now;
@@ -245,6 +301,7 @@ static void log_prefill_complete(run *r) {
     ms_log_real(&l, "rate", ns ? (double)evaluated / seconds(ns) : 0);
     ms_log_u64(&l, "read", now.expert_read_bytes - r->before.expert_read_bytes);
     ms_log_end(&l);
+    if (evaluated) log_prefill_io(r, &now);
 }
 
 /* ------------------------------------------------------------------ policy */
@@ -316,6 +373,7 @@ static void log_complete(run *r, const ms_decode *d, const ms_reply *reply, ms_a
     ms_log_real(&l, "rate", j->decode_ns ? (double)d->generated.count / seconds(j->decode_ns) : 0);
     ms_log_real(&l, "total", seconds(ms_clock_ns() - j->admitted_ns));
     ms_log_word(&l, "finish", finishes[finish]);
+    ms_log_u64(&l, "forced_trailer", r->end->exact ? r->end->closing.count : 0);
     ms_log_u64(&l, "tool_calls", reply->call_count);
     ms_log_u64(&l, "reasoning_bytes", reply->reasoning_len);
     ms_log_u64(&l, "content_bytes", reply->content_len);
@@ -326,28 +384,62 @@ static void log_complete(run *r, const ms_decode *d, const ms_reply *reply, ms_a
     ms_log_end(&l);
 }
 
-/* Sends the calls and remembers them. */
-static void send_calls(run *r, const ms_reply *reply) {
-    ms_job *j = r->j;
-    bool keep = r->g->turns && j->request.kind == MS_API_RESPONSES && reply->call_count;
-    char(*ids)[MS_CALL_ID_BYTES] = keep ? calloc(reply->call_count, sizeof *ids) : NULL;
-    for (size_t i = 0; i < reply->call_count; i++) {
-        const ms_tool_call *c = &reply->calls[i];
-        char id[MS_CALL_ID_BYTES];
-        ms_job_call(j, c->name, c->name_len, c->arguments, c->arguments_len, id);
-        if (r->g->calls) ms_call_memory_add(r->g->calls, id, c->arguments, c->arguments_len);
-        if (ids) memcpy(ids[i], id, sizeof id);
+/* ------------------------------------------------------------------ diagnostics */
+
+/* Ends the capture of a generated reply; gives its number, or 0. */
+static uint64_t keep_capture(ms_generator *g, const ms_job *j) {
+    ms_error err;
+    uint64_t capture;
+    if (ms_diagnostics_commit(g->diagnostics, g->timeline, &capture, &err) == MS_OK) return capture;
+    ms_log_line l;
+    ms_log_begin(&l, g->log, MS_LOG_ERROR, "server.diagnostics.failed", j->id);
+    ms_log_word(&l, "error", err.message);
+    ms_log_end(&l);
+    return 0;
+}
+
+static void log_digest(const run *r) {
+    const ms_generator *g = r->g;
+    ms_digest digest;
+    ms_error err;
+    if (!g->digest || !g->timeline->ops->digest) return;
+    ms_status st = g->timeline->ops->digest(g->timeline, &digest, &err);
+    ms_log_line l;
+    ms_log_begin(&l, g->log, st == MS_OK ? MS_LOG_INFO : MS_LOG_ERROR, "request.state.digest", r->j->id);
+    if (st == MS_OK) {
+        ms_log_word(&l, "kind", "non-cryptographic");
+        ms_log_u64(&l, "position", digest.position);
+    } else {
+        ms_log_word(&l, "error", err.message);
     }
-    if (!ids) return;
+    for (uint32_t i = 0; st == MS_OK && i < digest.count; i++) {
+        char hex[17];
+        (void)snprintf(hex, sizeof hex, "%016" PRIx64, digest.part[i].fnv1a64);
+        ms_log_word(&l, digest.part[i].kind, hex);
+    }
+    ms_log_end(&l);
+}
+
+/* ------------------------------------------------------------------ end of a reply */
+
+/* Sends the calls, as far as the client does not have them, and remembers them. */
+static ms_status send_calls(run *r, ms_decode *d, const ms_reply *reply, ms_error *err) {
+    ms_job *j = r->j;
+    MS_TRY(ms_decode_calls(d, reply->calls, reply->call_count, err));
+    for (size_t i = 0; r->g->calls && i < reply->call_count; i++)
+        ms_call_memory_add(r->g->calls, d->call_ids[i], reply->calls[i].arguments, reply->calls[i].arguments_len);
+    if (r->g->reasoning && j->prompt.thinking && j->prompt.channel != MS_CHANNEL_NONE)
+        ms_reasoning_memory_add(r->g->reasoning, &j->prompt.history, reply,
+                                (const char(*)[MS_CALL_ID_BYTES])d->call_ids);
+    if (!r->g->turns || j->request.kind != MS_API_RESPONSES || !reply->call_count) return MS_OK;
     ms_turn_memory_add(r->g->turns, ms_json_get(ms_json_root(j->request.chat_doc), "messages"), reply,
-                       j->prompt.thinking, (const char(*)[MS_CALL_ID_BYTES])ids);
-    free(ids);
+                       j->prompt.thinking, (const char(*)[MS_CALL_ID_BYTES])d->call_ids);
+    return MS_OK;
 }
 
 static void finish(run *r, ms_decode *d, const ms_reply *reply) {
     ms_job *j = r->j;
     char comment[160];
-    send_calls(r, reply);
     bool deadline = d->end == MS_END_DEADLINE;
     (void)snprintf(comment, sizeof comment, "%smoonshine prompt total=%zu evaluated=%zu reused=%zu",
                    deadline ? "moonshine stop=deadline\n" : "", r->prompt, r->prompt - r->from.at.matched,
@@ -376,6 +468,16 @@ static void finish(run *r, ms_decode *d, const ms_reply *reply) {
     ms_job_finish(j, &e);
 }
 
+/* What will be evaluated behind the reply; settle does it. */
+static void plan_closing(run *r, const ms_decode *d, const ms_reply *reply) {
+    ms_turn_end *e = r->end;
+    e->raw = r->j->prompt.channel == MS_CHANNEL_NONE;
+    if (e->raw || !r->g->reuse) return;
+    ms_status st = ms_reply_finish_ids(r->g->text, r->j->prompt.thinking, reply, d->generated.data,
+                                       d->generated.count, &e->exact, &e->closing, NULL);
+    if (st != MS_OK) e->exact = false; /* the state goes back to the end of the prompt */
+}
+
 /* Ends the reply: everything that may still refuse it comes before its calls and its held text. */
 static void conclude(run *r, ms_decode *d) {
     ms_error err;
@@ -385,20 +487,28 @@ static void conclude(run *r, ms_decode *d) {
         fail_engine(r, &err, "the reply");
         return;
     }
+    log_digest(r);
     const char *rule = broken_rule(&r->j->request, &reply), *format = broken_format(&r->j->request, &reply, d->end);
+    if (!rule && d->calls_begun > reply.call_count) rule = "the reply ended inside a call";
     bool deadline = d->end == MS_END_DEADLINE && (rule || format);
     if (deadline) {
         end_stopped(r, MS_STOP_DEADLINE, "decode", d->generated.count);
     } else if (rule) {
         (void)ms_api_fail(&e, 500, "tool_policy_unsatisfied", "", "%s", rule);
         e.should_retry = -1;
-        fail(r, &e, "policy");
+        fail(r, &e, "policy", keep_capture(r->g, r->j));
     } else if (format) {
         (void)ms_api_fail(&e, 500, "structured_output_invalid", "", "%s", format);
         e.should_retry = -1;
-        fail(r, &e, "format");
+        fail(r, &e, "format", keep_capture(r->g, r->j));
     } else {
         ms_decode_release(d);
+        if (send_calls(r, d, &reply, &err) != MS_OK) {
+            ms_reply_free(&reply);
+            fail_engine(r, &err, "the calls");
+            return;
+        }
+        plan_closing(r, d, &reply);
         finish(r, d, &reply);
     }
     if (rule || format) {
@@ -411,8 +521,6 @@ static void conclude(run *r, ms_decode *d) {
     r->end->generated = d->generated;
     d->generated = (ms_ids){0};
     r->end->reply = reply;
-    r->end->thinking = r->j->prompt.thinking;
-    r->end->raw = r->j->prompt.channel == MS_CHANNEL_NONE;
 }
 
 static void set_phase(ms_job *j, ms_phase phase) {
@@ -444,6 +552,7 @@ static void reply(run *r) {
     ms_log_u64(&l, "max_output", limit);
     ms_log_end(&l);
     ms_histogram_add(&g->metrics->first_token, seconds(ms_clock_ns() - j->admitted_ns));
+    ms_diagnostics_begin(g->diagnostics, g->timeline);
     uint64_t start = ms_clock_ns();
     status = ms_decode_run(&d, logits, &err);
     j->decode_ns = ms_clock_ns() - start;
@@ -456,6 +565,7 @@ static void reply(run *r) {
     } else {
         conclude(r, &d);
     }
+    if (!r->end->settle) ms_diagnostics_rollback(g->diagnostics, g->timeline);
     ms_decode_fini(&d);
 }
 
@@ -545,11 +655,17 @@ void ms_generate(ms_generator *g, ms_job *j, ms_turn_end *end) {
     j->deadline_ns = g->deadline_ns ? j->admitted_ns + g->deadline_ns : 0;
     g->timeline->ops->stats(g->timeline, &r.before);
     set_phase(j, MS_PHASE_PREFILL);
+    if (g->forget_experts && g->timeline->ops->forget_experts)
+        (void)g->timeline->ops->forget_experts(g->timeline, NULL); /* nothing is leased between requests */
     if (g->reuse) r.from = ms_retained_find(&g->retained, &j->prompt);
     r.prompt = r.from.at.matched + (j->prompt.ids.count - r.from.at.used);
     if (!check_room(&r)) return;
     log_prefill_start(&r, j->prompt.ids.count - r.from.at.used > g->sequential_limit);
-    if (evaluate_prompt(&r)) {
+    r.count.experts = g->text->info.experts;
+    r.count.seen = malloc(r.count.experts ? r.count.experts : 1); /* without it nothing is counted */
+    bool done = evaluate_prompt(&r);
+    free(r.count.seen);
+    if (done) {
         log_prefill_complete(&r);
         reply(&r);
     }
@@ -561,23 +677,13 @@ void ms_generate(ms_generator *g, ms_job *j, ms_turn_end *end) {
 /* Evaluates what closes the reply, so that the next turn's prompt begins with the whole of it. */
 static ms_status close_reply(ms_generator *g, ms_turn_end *end, ms_error *err) {
     ms_causal *t = g->timeline;
-    ms_ids closing = {0};
-    bool exact = false;
     size_t count = end->generated.count;
-    ms_status status =
-        ms_reply_finish_ids(g->text, end->thinking, &end->reply, end->generated.data, count, &exact, &closing, err);
-    if (status == MS_OK && !exact) status = ms_retained_back(&g->retained, end->prompt_end, err);
-    if (status == MS_OK && exact) {
-        const ms_forward_options one = {.range = 1};
-        status = ms_marks_add(&g->retained.marks, false, end->prompt_end, count, err);
-        size_t missing = end->prompt_end + count - (size_t)t->ops->position(t);
-        if (status == MS_OK && missing) {
-            status = t->ops->forward(t, end->generated.data + count - missing, missing, &one, err);
-        }
-        if (status == MS_OK && closing.count) status = t->ops->forward(t, closing.data, closing.count, &one, err);
-    }
-    ms_ids_free(&closing);
-    return status;
+    if (!end->exact) return ms_retained_back(&g->retained, end->prompt_end, err);
+    const ms_forward_options one = {.range = 1};
+    MS_TRY(ms_marks_add(&g->retained.marks, false, end->prompt_end, count, err));
+    size_t missing = end->prompt_end + count - (size_t)t->ops->position(t);
+    if (missing) MS_TRY(t->ops->forward(t, end->generated.data + count - missing, missing, &one, err));
+    return end->closing.count ? t->ops->forward(t, end->closing.data, end->closing.count, &one, err) : MS_OK;
 }
 
 void ms_generate_settle(ms_generator *g, ms_job *j, ms_turn_end *end) {
@@ -585,11 +691,17 @@ void ms_generate_settle(ms_generator *g, ms_job *j, ms_turn_end *end) {
     ms_causal *t = g->timeline;
     ms_error err;
     set_phase(j, MS_PHASE_EXPORT);
+    ms_diagnostics_resume(g->diagnostics);
     if (!g->reuse) {
+        (void)keep_capture(g, j);
         ms_retained_reset(&g->retained);
         return;
     }
     ms_status status = end->raw ? MS_OK : close_reply(g, end, &err);
+    if (status == MS_OK)
+        (void)keep_capture(g, j);
+    else
+        ms_diagnostics_rollback(g->diagnostics, t);
     if (status == MS_OK) {
         ms_retained_save(&g->retained, MS_KEEP_DISK);
     } else if (status == MS_ERR_CANCELLED) {

@@ -161,7 +161,7 @@ void ms_handle_props(void *arg, ms_exchange *x) {
     ms_exchange_reply(x, 200, MS_JSON_CONTENT, &t);
 }
 
-static void disabled(ms_exchange *x, const char *flag) {
+void ms_server_disabled(ms_exchange *x, const char *flag) {
     ms_api_error e = {0};
     (void)ms_api_fail(&e, 404, "endpoint_disabled", "", "this endpoint is off: start the server with %s", flag);
     ms_exchange_reject(x, &e);
@@ -170,7 +170,7 @@ static void disabled(ms_exchange *x, const char *flag) {
 void ms_handle_slots(void *arg, ms_exchange *x) {
     ms_server *s = arg;
     if (!s->o.slots_endpoint) {
-        disabled(x, "--slots-endpoint");
+        ms_server_disabled(x, "--slots-endpoint");
         return;
     }
     ms_worker_view v;
@@ -190,10 +190,20 @@ void ms_handle_slots(void *arg, ms_exchange *x) {
     ms_exchange_reply(x, 200, MS_JSON_CONTENT, &t);
 }
 
+/* Planned bytes of each group, whichever memory they are in. */
+static void write_memory(const ms_plan *plan, ms_text *t) {
+    static const char *const pools[] = {"static", "cache", "state", "staging", "workspace", "process"};
+    if (!plan) return;
+    ms_text_puts(t, "# HELP moonshine_memory_bytes Memory that was planned.\n# TYPE moonshine_memory_bytes gauge\n");
+    for (size_t i = 0; i < sizeof pools / sizeof pools[0]; i++)
+        ms_text_printf(t, "moonshine_memory_bytes{pool=\"%s\"} %" PRIu64 "\n", pools[i],
+                       ms_plan_group_bytes(plan, pools[i]));
+}
+
 void ms_handle_metrics(void *arg, ms_exchange *x) {
     ms_server *s = arg;
     if (!s->o.metrics) {
-        disabled(x, "--metrics");
+        ms_server_disabled(x, "--metrics");
         return;
     }
     static const char *const states[] = {"idle", "prefill", "decode", "export"};
@@ -217,6 +227,7 @@ void ms_handle_metrics(void *arg, ms_exchange *x) {
                    "moonshine_prefix_checkpoint_writes_total{outcome=\"ok\"} %" PRIu64
                    "\nmoonshine_prefix_checkpoint_writes_total{outcome=\"failed\"} %" PRIu64 "\n",
                    k.memory_entries, k.disk_entries, k.writes, k.write_failures);
+    write_memory(s->o.plan, &t);
     ms_text_printf(&t,
                    "# HELP moonshine_build_info Build.\n# TYPE moonshine_build_info gauge\n"
                    "moonshine_build_info{version=\"%s\",lane=\"%s\"} 1\n",

@@ -81,15 +81,33 @@ void ms_job_text(ms_job *j, ms_channel channel, const char *text, size_t len, co
     unlock(j, before);
 }
 
-void ms_job_call(ms_job *j, const char *name, size_t name_len, const char *arguments, size_t len, char call_id[48]) {
+void ms_job_call_begin(ms_job *j, const char *name, size_t name_len, char call_id[48]) {
     lock(j);
     size_t before = j->out.len;
-    const ms_api_writer_ops *ops = j->writer->ops;
-    ops->tool_begin(j->writer, &j->out, name, name_len);
+    j->writer->ops->tool_begin(j->writer, &j->out, name, name_len);
     (void)snprintf(call_id, 48, "%.47s", j->writer->call_id);
-    ops->tool_arguments(j->writer, &j->out, arguments, len);
-    ops->tool_end(j->writer, &j->out);
     unlock(j, before);
+}
+
+void ms_job_call_arguments(ms_job *j, const char *text, size_t len) {
+    if (!len) return;
+    lock(j);
+    size_t before = j->out.len;
+    j->writer->ops->tool_arguments(j->writer, &j->out, text, len);
+    unlock(j, before);
+}
+
+void ms_job_call_end(ms_job *j) {
+    lock(j);
+    size_t before = j->out.len;
+    j->writer->ops->tool_end(j->writer, &j->out);
+    unlock(j, before);
+}
+
+void ms_job_call(ms_job *j, const char *name, size_t name_len, const char *arguments, size_t len, char call_id[48]) {
+    ms_job_call_begin(j, name, name_len, call_id);
+    ms_job_call_arguments(j, arguments, len);
+    ms_job_call_end(j);
 }
 
 void ms_job_finish(ms_job *j, const ms_api_end *e) {
@@ -108,6 +126,12 @@ void ms_job_fail(ms_job *j, const ms_api_error *e) {
     if (j->started && j->request.stream) j->writer->ops->error(j->writer, &j->out, e, j->id);
     j->ended = true;
     unlock(j, before);
+}
+
+void ms_job_done(ms_job *j) {
+    lock(j);
+    j->ended = true;
+    unlock(j, j->out.len);
 }
 
 void ms_job_sent(ms_job *j) {

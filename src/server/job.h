@@ -39,6 +39,9 @@ typedef struct ms_job_progress {
     uint64_t start_ns, prefill_ns, decode_start_ns;
 } ms_job_progress;
 
+typedef enum ms_slot_action { MS_SLOT_NONE, MS_SLOT_SAVE, MS_SLOT_RESTORE, MS_SLOT_ERASE } ms_slot_action;
+enum { MS_SLOT_NAME_BYTES = 65 };
+
 typedef struct ms_job {
     ms_api_request request;
     const ms_api_codec *codec;
@@ -62,6 +65,10 @@ typedef struct ms_job {
     ms_api_usage usage;
     uint64_t prefill_ns, decode_ns;
     const char *stop_note; /* X-Moonshine-Stop */
+    /* Not a request of a model but something to do with the slot: there is no writer.  tokens, bytes: the outcome. */
+    ms_slot_action slot_action;
+    char slot_name[MS_SLOT_NAME_BYTES];
+    uint64_t slot_tokens, slot_bytes;
 
     atomic_int stop; /* ms_stop */
     atomic_uint references;
@@ -82,8 +89,14 @@ void ms_job_text(ms_job *j, ms_channel channel, const char *text, size_t len, co
                  size_t count);
 /* A whole call.  call_id gets the id that the client will send back. */
 void ms_job_call(ms_job *j, const char *name, size_t name_len, const char *arguments, size_t len, char call_id[48]);
+/* The same in pieces. */
+void ms_job_call_begin(ms_job *j, const char *name, size_t name_len, char call_id[48]);
+void ms_job_call_arguments(ms_job *j, const char *text, size_t len);
+void ms_job_call_end(ms_job *j);
 void ms_job_finish(ms_job *j, const ms_api_end *e);
 void ms_job_fail(ms_job *j, const ms_api_error *e);
+/* A slot action succeeded. */
+void ms_job_done(ms_job *j);
 /* Waits until the connection is done with the job; false: not within the time. */
 bool ms_job_wait_sent(ms_job *j, uint64_t timeout_ns);
 

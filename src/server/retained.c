@@ -345,3 +345,28 @@ void ms_retained_save(ms_retained *r, ms_keep keep) {
     if (!meta.failed) t->ops->save(t, meta.data ? meta.data : "", meta.len, keep);
     ms_text_free(&meta);
 }
+
+ms_status ms_retained_save_named(ms_retained *r, const char *name, uint64_t *bytes, ms_error *err) {
+    ms_text meta = {0};
+    ms_marks_write(&r->marks, &meta);
+    ms_status st =
+        meta.failed ? ms_fail_memory(err, "marks of a state", meta.len)
+                    : r->timeline->ops->save_named(r->timeline, name, meta.data ? meta.data : "", meta.len, bytes, err);
+    ms_text_free(&meta);
+    return st;
+}
+
+ms_status ms_retained_restore_named(ms_retained *r, const char *name, uint64_t *bytes, bool *missing, ms_error *err) {
+    ms_causal *t = r->timeline;
+    ms_text meta = {0};
+    ms_status st = t->ops->restore_named(t, name, &meta, bytes, missing, err);
+    size_t end = (size_t)t->ops->position(t);
+    if (st == MS_OK || !end) {
+        drop_points_from(r, 0);
+        r->marks.count = 0;
+    }
+    /* Marks that are not understood are none: only a prompt of the same ids matches then. */
+    if (st == MS_OK && !ms_marks_read(&r->marks, meta.data ? meta.data : "", meta.len, end)) r->marks.count = 0;
+    ms_text_free(&meta);
+    return st;
+}

@@ -90,6 +90,9 @@ ms_status ms_retained_begin(ms_retained *r, const ms_candidate *c, ms_beginning 
 ms_status ms_retained_mark(ms_retained *r, bool anchor, const float *logits, ms_error *err);
 /* Goes back to `position`, or where that cannot be to the last point before it; without one the timeline is emptied. */
 ms_status ms_retained_back(ms_retained *r, size_t position, ms_error *err);
+/* The timeline as it is, under a name, and back (causal.h).  A failed restore leaves it as it was, or empty. */
+ms_status ms_retained_save_named(ms_retained *r, const char *name, uint64_t *bytes, ms_error *err);
+ms_status ms_retained_restore_named(ms_retained *r, const char *name, uint64_t *bytes, bool *missing, ms_error *err);
 /* Keeps the present state (causal.h, save). */
 void ms_retained_save(ms_retained *r, ms_keep keep);
 

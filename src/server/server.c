@@ -6,7 +6,8 @@
 
 #include "base/clock.h"
 
-enum { DEFAULT_OUTPUT = 256, CALLS_MAX = 4096, CALLS_MAX_BYTES = 16 << 20, TURNS_MAX = 32, TURNS_MAX_BYTES = 32 << 20 };
+enum { DEFAULT_OUTPUT = 256, CALLS_MAX = 4096, CALLS_MAX_BYTES = 16 << 20, TURNS_MAX = 32, TURNS_MAX_BYTES = 32 << 20,
+       REPLIES_MAX = 4096, REPLIES_MAX_BYTES = 32 << 20 };
 
 static const ms_route routes[] = {
     {"/", false, MS_GET, true, MS_API_CHAT, ms_handle_ui},
@@ -26,6 +27,7 @@ static const ms_route routes[] = {
     {"/apply-template", false, MS_POST, false, MS_API_CHAT, ms_handle_template},
     {"/props", false, MS_GET, false, MS_API_CHAT, ms_handle_props},
     {"/slots", false, MS_GET, false, MS_API_CHAT, ms_handle_slots},
+    {"/slots/0", false, MS_POST, false, MS_API_CHAT, ms_handle_slot},
     {"/metrics", false, MS_GET, false, MS_API_CHAT, ms_handle_metrics},
     {0}};
 
@@ -74,6 +76,10 @@ static ms_status open_all(ms_server *s, ms_error *err) {
     if (!s->calls) return ms_fail_memory(err, "memory of calls", CALLS_MAX);
     s->turns = ms_turn_memory_create(TURNS_MAX, TURNS_MAX_BYTES);
     if (!s->turns) return ms_fail_memory(err, "memory of turns", TURNS_MAX);
+    if (s->o.restore_reasoning && s->o.text->lane->keeps_reasoning) {
+        s->reasoning = ms_reasoning_memory_create(REPLIES_MAX, REPLIES_MAX_BYTES);
+        if (!s->reasoning) return ms_fail_memory(err, "memory of reasoning", REPLIES_MAX);
+    }
     s->limits.call_history = ms_turn_memory_history;
     s->limits.call_history_arg = s->turns;
     if (s->o.constrain) MS_TRY(ms_constraints_create(&s->constraints, s->o.text, err));
@@ -84,10 +90,14 @@ static ms_status open_all(ms_server *s, ms_error *err) {
                                                .metrics = &s->metrics,
                                                .calls = s->calls,
                                                .turns = s->turns,
+                                               .reasoning = s->reasoning,
                                                .model_id = s->o.model_id,
                                                .fingerprint = s->o.fingerprint,
                                                .sequential_limit = s->o.sequential_limit,
-                                               .reuse = s->o.reuse,
+                                               .reuse = s->o.reuse && !s->o.forget_experts,
+                                               .diagnostics = s->o.diagnostics,
+                                               .digest = s->o.digest,
+                                               .forget_experts = s->o.forget_experts,
                                                .buffer_structured = s->o.buffer_structured,
                                                .deadline_ns = (uint64_t)s->o.deadline_s * UINT64_C(1000000000)},
                                  .flush_ns = (uint64_t)s->o.io_timeout_s * UINT64_C(1000000000),
@@ -150,6 +160,7 @@ void ms_server_destroy(ms_server *s) {
     ms_call_memory_destroy(s->calls);
     ms_constraints_destroy(s->constraints);
     ms_turn_memory_destroy(s->turns);
+    ms_reasoning_memory_destroy(s->reasoning);
     (void)pthread_mutex_destroy(&s->parsing);
     free(s);
 }

@@ -33,8 +33,14 @@ typedef struct ms_server_options {
     bool reuse, buffer_structured;
     bool constrain; /* replies are held to tools and formats while they are generated; else only checked afterwards */
     bool metrics, slots_endpoint, ui;
+    bool named_states; /* the source has a folder for them */
+    bool restore_reasoning; /* of the model's own replies, when a client leaves it out */
     const char *fingerprint;
+    ms_diagnostics *diagnostics; /* NULL: none */
+    bool digest;                 /* the log gets a digest of the state after every reply */
+    bool forget_experts;         /* every request begins with an empty expert cache and without reuse */
 
+    const ms_plan *plan; /* for the metric of memory; NULL: not given */
     /* For /health and /props. */
     const char *model_source, *static_precision, *expert_store, *build;
     uint64_t experts_per_layer;

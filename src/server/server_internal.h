@@ -13,6 +13,7 @@ struct ms_server {
     ms_call_memory *calls;
     ms_constraints *constraints; /* NULL: replies are free, and checked afterwards */
     ms_turn_memory *turns;
+    ms_reasoning_memory *reasoning; /* NULL: it is not put back */
     ms_front *front;
     ms_worker *worker;
     int64_t created;     /* Unix seconds */
@@ -37,9 +38,14 @@ void ms_handle_models(void *arg, ms_exchange *x);
 void ms_handle_model(void *arg, ms_exchange *x);
 void ms_handle_props(void *arg, ms_exchange *x);
 void ms_handle_slots(void *arg, ms_exchange *x);
+void ms_handle_slot(void *arg, ms_exchange *x);
 void ms_handle_metrics(void *arg, ms_exchange *x);
 void ms_handle_ui(void *arg, ms_exchange *x);
 
+/* 404 that names the option which turns the endpoint on. */
+void ms_server_disabled(ms_exchange *x, const char *option);
+/* The body as an object; NULL: *e is filled. */
+ms_json_doc *ms_server_body(ms_exchange *x, ms_api_error *e);
 /* Renders a parsed request with remembered calls put in; false: *e is filled. */
 bool ms_server_render(ms_server *s, const ms_api_request *q, ms_candidate *out, ms_api_error *e);
 /* Digest of what decides replies and limits. */

@@ -7,8 +7,7 @@
 
 enum { BODY_DEPTH = 128 };
 
-/* The body as an object; NULL: *e is filled. */
-static ms_json_doc *body_object(ms_exchange *x, ms_api_error *e) {
+ms_json_doc *ms_server_body(ms_exchange *x, ms_api_error *e) {
     const ms_text *body = ms_exchange_body(x);
     ms_json_report report;
     const ms_json_limits limits = {.max_depth = BODY_DEPTH, .reject_duplicates = true, .report = &report};
@@ -125,7 +124,7 @@ static void answer(ms_server *s, ms_exchange *x,
     ms_api_error e = {0};
     ms_text out = {0};
     (void)pthread_mutex_lock(&s->parsing);
-    ms_json_doc *doc = body_object(x, &e);
+    ms_json_doc *doc = ms_server_body(x, &e);
     bool good = doc && make(s, ms_json_root(doc), &out, &e);
     ms_json_free(doc);
     (void)pthread_mutex_unlock(&s->parsing);

@@ -52,8 +52,11 @@ static void free_slot(ms_worker *w) {
 }
 
 static void run_job(ms_worker *w, ms_job *j) {
-    ms_turn_end end;
-    ms_generate(&w->generator, j, &end);
+    ms_turn_end end = {0};
+    if (j->slot_action)
+        ms_slot_run(&w->generator, j);
+    else
+        ms_generate(&w->generator, j, &end);
     (void)pthread_mutex_lock(&w->lock);
     w->exporting = true;
     (void)pthread_mutex_unlock(&w->lock);

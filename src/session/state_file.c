@@ -335,10 +335,14 @@ static ms_status write_file(ms_file_writer *w, const ms_session *s, state_header
 }
 
 ms_status ms_session_export(ms_session *s, const char *path, bool replace, ms_error *err) {
+    return ms_state_export_at(s, -1, path, replace, err);
+}
+
+ms_status ms_state_export_at(ms_session *s, int folder, const char *path, bool replace, ms_error *err) {
     state_header h;
     MS_TRY(describe(s, s->state.position, &h, err));
     ms_file_writer *w;
-    MS_TRY(ms_file_writer_open(&w, path, replace, err));
+    MS_TRY(ms_file_writer_open_at(&w, folder, path, replace, err));
     ms_status status = write_file(w, s, &h, err);
     if (status != MS_OK) {
         ms_file_writer_abort(w);
@@ -398,8 +402,10 @@ static ms_status read_at(const import_job *j, void *to, size_t n, uint64_t offse
 }
 
 /* A FIFO must not wait for a writer, a link must not lead elsewhere. */
-static ms_status open_file(import_job *j, uint64_t *size, ms_error *err) {
-    j->fd = open(j->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+static ms_status open_file(import_job *j, int folder, uint64_t *size, ms_error *err) {
+    const char *slash = folder >= 0 ? strrchr(j->path, '/') : NULL;
+    j->fd = openat(folder >= 0 ? folder : AT_FDCWD, slash ? slash + 1 : j->path,
+                   O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     if (j->fd < 0 && errno == ELOOP) {
         return ms_fail(err, MS_ERR_IO, "%s: is a symbolic link; refused as a state file", j->path);
     }
@@ -527,9 +533,13 @@ static ms_status import_from(import_job *j, uint64_t size, ms_error *err) {
 }
 
 ms_status ms_session_import(ms_session *s, const char *path, ms_error *err) {
+    return ms_state_import_at(s, -1, path, err);
+}
+
+ms_status ms_state_import_at(ms_session *s, int folder, const char *path, ms_error *err) {
     import_job j = {.session = s, .path = path, .fd = -1};
     uint64_t size = 0;
-    ms_status status = open_file(&j, &size, err);
+    ms_status status = open_file(&j, folder, &size, err);
     if (status == MS_OK) status = import_from(&j, size, err);
     if (j.fd >= 0) (void)close(j.fd);
     return status;

@@ -27,4 +27,9 @@ ms_status ms_state_image_capture(ms_session *s, ms_state_image *out, ms_error *e
 ms_status ms_state_image_restore(ms_session *s, const ms_state_image *image, ms_error *err);
 void ms_state_image_free(ms_state_image *image);
 
+/* As ms_session_export and ms_session_import, in an open folder: the file is the last part of `path`, the rest is for
+ * messages.  folder -1: the path as it is. */
+ms_status ms_state_export_at(ms_session *s, int folder, const char *path, bool replace, ms_error *err);
+ms_status ms_state_import_at(ms_session *s, int folder, const char *path, ms_error *err);
+
 #endif

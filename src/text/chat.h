@@ -63,6 +63,14 @@ typedef struct ms_reply {
 } ms_reply;
 void ms_reply_free(ms_reply *r);
 
+/* Calls of a reply in progress.  The text of one only grows, and ends as its whole arguments. */
+typedef struct ms_call_view {
+    const ms_tool_call *whole; /* [count] */
+    size_t count;
+    const char *name, *arguments; /* of the call after them, as far as they are decided; name NULL: none is open */
+    size_t name_len, arguments_len;
+} ms_call_view;
+
 /* Channel that generation continues. */
 typedef enum ms_channel { MS_CHANNEL_NONE, MS_CHANNEL_THINK, MS_CHANNEL_RESPONSE } ms_channel;
 

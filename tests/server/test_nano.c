@@ -172,6 +172,7 @@ static void every_endpoint(void **state) {
         {"/props", NULL, "\"tokenizer_digest\""},
         {"/slots", NULL, "\"state\":"},
         {"/metrics", NULL, "moonshine_build_info{version="},
+        {"/metrics", NULL, "moonshine_memory_bytes{pool=\"static\"} 8207872"},
         {"/tokenize", "{\"content\":\"Hello\",\"with_pieces\":true}", "\"piece\":"},
         {"/detokenize", "{\"tokens\":[72,105]}", "\"content\":"},
         {"/apply-template", "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}",

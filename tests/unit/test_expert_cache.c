@@ -455,9 +455,41 @@ static void random_comparison(void **state) {
     }
 }
 
+static void use_all(ms_expert_cache *c, const uint32_t *ids, uint32_t count) {
+    ms_want wants[4];
+    assert_int_equal(ms_cache_plan(c, 1, ids, NULL, count, wants, NULL), MS_OK);
+    for (uint32_t i = 0; i < count; i++) {
+        if (wants[i].kind == MS_WANT_FILL) assert_int_equal(ms_cache_commit(c, 1, &wants[i], NULL), MS_OK);
+        assert_int_equal(ms_cache_release(c, 1, &wants[i], NULL), MS_OK);
+    }
+}
+
+/* The first of the ranking is what the next miss replaces. */
+static void ranking(void **state) {
+    (void)state;
+    ms_expert_cache *c = create(2, 8, 3);
+    uint32_t out[3];
+    assert_int_equal(ms_cache_ranked(c, 1, out), 0);
+    assert_int_equal(ms_cache_ranked(c, 2, out), 0);
+    use_all(c, (const uint32_t[]){5, 6, 7}, 3);
+    use_all(c, (const uint32_t[]){5}, 1);
+    use_all(c, (const uint32_t[]){7}, 1);
+    assert_int_equal(ms_cache_ranked(c, 1, out), 3);
+    assert_int_equal(out[0], 6);
+    assert_int_equal(out[1], 5);
+    assert_int_equal(out[2], 7);
+    use_all(c, (const uint32_t[]){1}, 1);
+    assert_false(ms_cache_resident(c, 1, 6));
+    assert_int_equal(ms_cache_ranked(c, 1, out), 3);
+    assert_int_equal(out[0], 1);
+    assert_int_equal(ms_cache_ranked(c, 0, out), 0);
+    ms_cache_destroy(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scenario_table),
+        cmocka_unit_test(ranking),
         cmocka_unit_test(limits),
         cmocka_unit_test(huge_ranges),
         cmocka_unit_test(random_comparison),

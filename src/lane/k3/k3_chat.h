@@ -20,6 +20,8 @@ ms_status k3_parser_create(k3_parser **out, const ms_tokenizer *t, ms_channel ch
 ms_status k3_parser_push(k3_parser *p, uint32_t id, ms_reply_delta *delta, bool *done, ms_error *err);
 /* Ends the stream and gives the result, which the caller frees.  delta as above for held-back text. */
 ms_status k3_parser_finish(k3_parser *p, ms_reply_delta *delta, ms_reply *out, ms_error *err);
+/* lane.h, calls. */
+void k3_parser_calls(const k3_parser *p, ms_call_view *out);
 void k3_parser_destroy(k3_parser *p);
 
 /* lane.h, reply_grammar.  What it accepts k3_parser reads as complete and without recovery. */

@@ -88,10 +88,12 @@ static ms_status parser_push(void *p, uint32_t id, ms_reply_delta *delta, bool *
 static ms_status parser_finish(void *p, ms_reply_delta *delta, ms_reply *out, ms_error *err) {
     return k3_parser_finish(p, delta, out, err);
 }
+static void parser_calls(const void *p, ms_call_view *out) { k3_parser_calls(p, out); }
 static void parser_destroy(void *p) { k3_parser_destroy(p); }
 
 static const ms_reply_parser_ops parser = {
-    .create = parser_create, .push = parser_push, .finish = parser_finish, .destroy = parser_destroy};
+    .create = parser_create, .push = parser_push, .finish = parser_finish, .destroy = parser_destroy,
+    .calls = parser_calls};
 
 static const char *const efforts[] = {"low", "medium", "high", "max", NULL};
 

@@ -21,7 +21,7 @@ typedef enum tag_kind { TAG_NONE, TAG_OPEN, TAG_CLOSE } tag_kind;
 
 /* The call being read. */
 typedef struct open_call {
-    ms_text name, arguments; /* arguments: the members so far, without braces, or the json child's text */
+    ms_text name, arguments; /* arguments: JSON text so far, without the last brace, or the json child's text */
     bool has_json, has_arguments;
 } open_call;
 
@@ -39,7 +39,7 @@ struct k3_parser {
     ms_text decided; /* scratch of one push */
     ms_text reasoning, content;
     open_call call;
-    ms_text key, value; /* the open argument */
+    ms_text key, value; /* the open argument; value: only what is no string, which is JSON when it is complete */
     bool is_text;       /* its type is string or missing */
     ms_tool_call *calls;
     size_t call_count, call_cap;
@@ -76,6 +76,16 @@ static bool is_blank(const char *s, size_t len) {
     return true;
 }
 
+/* A piece of a JSON string, without its quotes. */
+static void append_escaped(ms_text *out, const char *s, size_t len) {
+    size_t at = out->len;
+    ms_json_write_string(out, s, len);
+    if (out->failed) return;
+    memmove(out->data + at, out->data + at + 1, out->len - at - 2);
+    out->len -= 2;
+    out->data[out->len] = 0;
+}
+
 /* Text of the current state. */
 static void deliver(k3_parser *p, const char *s, size_t len) {
     if (!len || p->over) return;
@@ -90,7 +100,10 @@ static void deliver(k3_parser *p, const char *s, size_t len) {
         else malformed(p, "bad_call_body");
         break;
     case ST_ARGUMENT:
-    case ST_JSON: ms_text_append(&p->value, s, len); break;
+        if (p->is_text) append_escaped(&p->call.arguments, s, len);
+        else ms_text_append(&p->value, s, len);
+        break;
+    case ST_JSON: ms_text_append(&p->call.arguments, s, len); break;
     case ST_DONE: break;
     }
 }
@@ -212,6 +225,11 @@ static void open_argument(k3_parser *p, const header_attrs *a) {
     unescape(&p->key, a->key, a->key_len);
     p->is_text = !a->type || (a->type_len == 6 && memcmp(a->type, "string", 6) == 0);
     clear(&p->value);
+    ms_text *out = &p->call.arguments;
+    ms_text_append(out, p->call.has_arguments ? "," : "{", 1);
+    ms_json_write_string(out, p->key.data, p->key.len);
+    ms_text_append(out, p->is_text ? ":\"" : ":", p->is_text ? 2 : 1);
+    p->call.has_arguments = true;
     p->state = ST_ARGUMENT;
 }
 
@@ -227,26 +245,23 @@ static void open_json(k3_parser *p) {
 /* The value's own literal keeps its spelling, so that rendering the call again gives the same ids. */
 static void close_argument(k3_parser *p) {
     ms_text *out = &p->call.arguments;
-    if (p->call.has_arguments) ms_text_append(out, ",", 1);
-    ms_json_write_string(out, p->key.data, p->key.len);
-    ms_text_append(out, ":", 1);
-    ms_json_doc *doc = NULL;
-    if (!p->is_text) {
-        static const ms_json_limits limits = {.max_depth = MS_JSON_MAX_DEPTH};
-        ms_status status = ms_json_parse(&doc, p->value.data, p->value.len, "argument", &limits, NULL);
-        if (status == MS_ERR_MEMORY) fail(p, "an argument", p->value.len);
-        if (status != MS_OK) p->recovered = true;
+    p->state = ST_CALL;
+    if (p->is_text) {
+        ms_text_append(out, "\"", 1);
+        return;
     }
+    ms_json_doc *doc = NULL;
+    static const ms_json_limits limits = {.max_depth = MS_JSON_MAX_DEPTH};
+    ms_status status = ms_json_parse(&doc, p->value.data, p->value.len, "argument", &limits, NULL);
+    if (status == MS_ERR_MEMORY) fail(p, "an argument", p->value.len);
+    if (status != MS_OK) p->recovered = true;
     const ms_json *v = ms_json_root(doc);
     if (v) ms_text_append(out, v->raw, v->raw_len);
     else ms_json_write_string(out, p->value.data, p->value.len);
     ms_json_free(doc);
-    p->call.has_arguments = true;
-    p->state = ST_CALL;
 }
 
 static void close_json(k3_parser *p) {
-    ms_text_append(&p->call.arguments, p->value.data, p->value.len);
     p->call.has_json = true;
     p->state = ST_CALL;
 }
@@ -279,9 +294,8 @@ static void close_call(k3_parser *p) {
         p->call_cap = cap;
     }
     ms_text whole = {0};
-    if (!p->call.has_json) ms_text_append(&whole, "{", 1);
     ms_text_append(&whole, p->call.arguments.data, p->call.arguments.len);
-    if (!p->call.has_json) ms_text_append(&whole, "}", 1);
+    if (!p->call.has_json) ms_text_puts(&whole, p->call.has_arguments ? "}" : "{}");
     if (whole.failed || p->call.arguments.failed) fail(p, "arguments of a call", whole.len);
     ms_tool_call *c = &p->calls[p->call_count];
     c->name = copy_text(p, p->call.name.data, p->call.name.len);
@@ -515,6 +529,15 @@ ms_status k3_parser_finish(k3_parser *p, ms_reply_delta *delta, ms_reply *out, m
     }
     fill_delta(p, delta, reasoning, content);
     return hand_over(p, out);
+}
+
+void k3_parser_calls(const k3_parser *p, ms_call_view *out) {
+    *out = (ms_call_view){.whole = p->calls, .count = p->call_count};
+    if (p->over || !in_call(p) || !p->call.name.len) return;
+    out->name = p->call.name.data;
+    out->name_len = p->call.name.len;
+    out->arguments = p->call.arguments.data ? p->call.arguments.data : "";
+    out->arguments_len = p->call.arguments.len;
 }
 
 void k3_parser_destroy(k3_parser *p) {

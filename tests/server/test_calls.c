@@ -1,0 +1,251 @@
+/* Calls on the wire while they are written: their pieces are the whole, and nothing of a call that must not be. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server_fixture.h"
+
+static fixture f;
+
+#define CALL(tool, index, members)                                                                                     \
+    "<|open|>call tool=\"" tool "\" index=\"" index "\"<|sep|>" members "<|close|>call<|sep|>"
+#define STRING(key, value) "<|open|>argument key=\"" key "\" type=\"string\"<|sep|>" value "<|close|>argument<|sep|>"
+#define NUMBER(key, value) "<|open|>argument key=\"" key "\" type=\"number\"<|sep|>" value "<|close|>argument<|sep|>"
+#define BEFORE                                                                                                         \
+    "why<|close|>think<|sep|><|open|>response<|sep|>Look:<|close|>response<|sep|><|open|>tools<|sep|>"
+#define AFTER              "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
+#define LONG               "first \"line\"\n\tand a \\ second one, 0123456789 abcdefghijklmnopqrstuvwxyz"
+#define WIDE               "with \xc3\xa9, \xf0\x9f\x8c\x99 and \xe6\x97\xa5\xe6\x9c\xac"
+
+static int begin(void **state) {
+    (void)state;
+    fixture_init(&f);
+    script_rule_cut(&f.engine, "onecall", BEFORE CALL("put", "1", STRING("text", LONG) NUMBER("n", "12.50")) AFTER);
+    script_rule_raw(&f.engine, "widecall", BEFORE CALL("put", "1", STRING("text", WIDE) NUMBER("n", "1e3")) AFTER);
+    script_rule_cut(&f.engine, "twocalls",
+                    BEFORE CALL("put", "1", STRING("text", "one") NUMBER("n", "1"))
+                        CALL("put", "2", STRING("text", "two") NUMBER("n", "2")) AFTER);
+    script_rule_cut(&f.engine, "nothing", BEFORE CALL("stop", "1", "") AFTER);
+    script_rule_cut(
+        &f.engine, "stopped",
+        "why<|close|>think<|sep|><|open|>response<|sep|>Look<|close|>response<|sep|><|open|>tools<|sep|>" CALL(
+            "put", "1", STRING("text", "x") NUMBER("n", "1")) AFTER);
+    fixture_start(&f);
+    fixture_wait_ready(&f);
+    return 0;
+}
+
+static int end(void **state) {
+    (void)state;
+    fixture_free(&f);
+    return 0;
+}
+
+#define PUT                                                                                                            \
+    "{\"type\":\"object\",\"properties\":{\"text\":{\"type\":\"string\"},\"n\":{\"type\":\"number\"}},"                \
+    "\"required\":[\"text\",\"n\"],\"additionalProperties\":false}"
+#define TOOLS                                                                                                          \
+    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"put\",\"parameters\":" PUT "}},"                      \
+    "{\"type\":\"function\",\"function\":{\"name\":\"stop\",\"parameters\":{\"type\":\"object\",\"properties\":{},"    \
+    "\"additionalProperties\":false}}}]"
+
+enum { CALLS_MAX = 4 };
+
+/* What a stream said of calls, put together. */
+typedef struct heard {
+    ms_text name[CALLS_MAX], arguments[CALLS_MAX];
+    size_t count, pieces[CALLS_MAX];
+    bool text_late; /* content behind a call */
+    bool failed;
+} heard;
+
+static void heard_free(heard *h) {
+    for (size_t i = 0; i < CALLS_MAX; i++) {
+        ms_text_free(&h->name[i]);
+        ms_text_free(&h->arguments[i]);
+    }
+}
+
+static void hear_call(heard *h, const ms_json *call) {
+    uint64_t index;
+    assert_true(ms_json_u64(ms_json_get(call, "index"), &index) && index < CALLS_MAX);
+    const ms_json *function = ms_json_get(call, "function"), *name = ms_json_get(function, "name");
+    const ms_json *arguments = ms_json_get(function, "arguments");
+    assert_non_null(arguments);
+    if (name) {
+        assert_int_equal(index, h->count++); /* in order, the name first and once */
+        assert_non_null(ms_json_get(call, "id"));
+        ms_text_append(&h->name[index], name->str, name->str_len);
+        assert_int_equal(arguments->str_len, 0);
+        return;
+    }
+    assert_int_equal(index + 1, h->count);
+    assert_null(ms_json_get(call, "id"));
+    ms_text_append(&h->arguments[index], arguments->str, arguments->str_len);
+    h->pieces[index]++;
+}
+
+static void hear(heard *h, const char *stream) {
+    *h = (heard){0};
+    for (const char *s = stream; (s = strstr(s, "data: {")); s++) {
+        s += 6;
+        ms_json_doc *doc;
+        size_t len = strcspn(s, "\n");
+        assert_int_equal(ms_json_parse(&doc, s, len, "chunk", NULL, NULL), MS_OK);
+        const ms_json *root = ms_json_root(doc);
+        const ms_json *delta = ms_json_get(ms_json_at(ms_json_get(root, "choices"), 0), "delta");
+        h->failed = h->failed || ms_json_get(root, "error");
+        if (ms_json_get(delta, "content") && ms_json_get(delta, "content")->str_len && h->count) h->text_late = true;
+        const ms_json *calls = ms_json_get(delta, "tool_calls");
+        for (size_t i = 0; calls && i < calls->count; i++) hear_call(h, ms_json_at(calls, i));
+        ms_json_free(doc);
+    }
+}
+
+static void ask(const char *word, const char *more, bool stream, http_response *r) {
+    ms_text t = {0};
+    ms_text_printf(&t,
+                   "{\"model\":\"moonshine\",\"max_tokens\":900,\"stream\":%s,\"messages\":[{\"role\":\"user\","
+                   "\"content\":\"%s\"}]" TOOLS "%s}",
+                   stream ? "true" : "false", word, more);
+    fixture_wait_idle(&f);
+    http_call(f.port, "POST", "/v1/chat/completions", NULL, t.data, r);
+    assert_int_equal(r->status, 200);
+    ms_text_free(&t);
+}
+
+/* Streamed and whole say the same; returns what was heard. */
+static heard compare(const char *word, const char *more) {
+    http_response whole, stream;
+    heard h;
+    ask(word, more, false, &whole);
+    ask(word, more, true, &stream);
+    hear(&h, stream.body.data);
+    assert_false(h.failed);
+    assert_false(h.text_late);
+    assert_non_null(strstr(stream.body.data, "\"finish_reason\":\"tool_calls\""));
+    for (size_t i = 0; i < h.count; i++) {
+        char path[80];
+        (void)snprintf(path, sizeof path, "choices.0.message.tool_calls.%zu.function.name", i);
+        assert_string_equal(http_text(&whole, path), h.name[i].data);
+        (void)snprintf(path, sizeof path, "choices.0.message.tool_calls.%zu.function.arguments", i);
+        assert_string_equal(http_text(&whole, path), h.arguments[i].data);
+    }
+    const ms_json *message = ms_json_get(ms_json_at(ms_json_get(http_json(&whole), "choices"), 0), "message");
+    assert_int_equal(ms_json_get(message, "tool_calls")->count, h.count);
+    http_free(&whole);
+    http_free(&stream);
+    return h;
+}
+
+static void pieces_are_the_whole(void **state) {
+    (void)state;
+    heard h = compare("onecall", "");
+    assert_int_equal(h.count, 1);
+    assert_string_equal(h.name[0].data, "put");
+    assert_string_equal(h.arguments[0].data, "{\"text\":\"first \\\"line\\\"\\n\\tand a \\\\ second one, "
+                                             "0123456789 abcdefghijklmnopqrstuvwxyz\",\"n\":12.50}");
+    assert_true(h.pieces[0] > 50);
+    heard_free(&h);
+    h = compare("widecall", "");
+    assert_string_equal(h.arguments[0].data, "{\"text\":\"" WIDE "\",\"n\":1e3}");
+    assert_true(h.pieces[0] > 3);
+    heard_free(&h);
+    h = compare("twocalls", "");
+    assert_int_equal(h.count, 2);
+    assert_string_equal(h.arguments[1].data, "{\"text\":\"two\",\"n\":2}");
+    heard_free(&h);
+    h = compare("nothing", "");
+    assert_int_equal(h.count, 1);
+    assert_string_equal(h.arguments[0].data, "{}");
+    heard_free(&h);
+}
+
+/* The first pieces come while the rest is not written yet. */
+static void pieces_come_live(void **state) {
+    (void)state;
+    ms_text body = {0}, seen = {0};
+    ms_text_puts(&body, "{\"model\":\"moonshine\",\"max_tokens\":900,\"stream\":true,\"messages\":[{\"role\":\"user\","
+                        "\"content\":\"onecall\"}]" TOOLS "}");
+    fixture_wait_idle(&f);
+    atomic_store(&f.engine.token_us, 5000);
+    int fd = http_connect(f.port);
+    ms_text head = {0};
+    ms_text_printf(&head,
+                   "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                   "Content-Length: %zu\r\n\r\n%s",
+                   body.len, body.data);
+    assert_true(http_send(fd, head.data, head.len));
+    assert_true(http_read_until(fd, &seen, "\"arguments\":\"\""));
+    assert_true(http_read_until(fd, &seen, "\"f\"}}"));
+    assert_null(strstr(seen.data, "12.50"));
+    assert_null(strstr(seen.data, "[DONE]"));
+    assert_true(http_read_until(fd, &seen, "[DONE]"));
+    assert_non_null(strstr(seen.data, "12.50"));
+    atomic_store(&f.engine.token_us, 0);
+    ms_text_free(&body);
+    ms_text_free(&head);
+    ms_text_free(&seen);
+}
+
+static void one_call_is_one(void **state) {
+    (void)state;
+    heard h = compare("twocalls", ",\"parallel_tool_calls\":false");
+    assert_int_equal(h.count, 1);
+    assert_string_equal(h.arguments[0].data, "{\"text\":\"one\",\"n\":1}");
+    heard_free(&h);
+}
+
+/* Text that may become a stop string waits, so calls wait behind it. */
+static void text_stays_before_calls(void **state) {
+    (void)state;
+    heard h = compare("stopped", ",\"stop\":[\"Look here\"]");
+    assert_int_equal(h.count, 1);
+    assert_true(h.pieces[0] == 1);
+    heard_free(&h);
+}
+
+/* The other APIs that stream calls: pieces there too. */
+static void other_apis(void **state) {
+    (void)state;
+    static const struct {
+        const char *path, *body, *piece;
+    } cases[] = {
+        {"/v1/messages",
+         "{\"model\":\"moonshine\",\"max_tokens\":900,\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":"
+         "\"onecall\"}],\"tools\":[{\"name\":\"put\",\"input_schema\":" PUT "}]}",
+         "input_json_delta"},
+        {"/v1/responses",
+         "{\"model\":\"moonshine\",\"max_output_tokens\":900,\"stream\":true,\"input\":\"onecall\",\"tools\":[{"
+         "\"type\":"
+         "\"function\",\"name\":\"put\",\"strict\":false,\"parameters\":" PUT "}]}",
+         "event: response.function_call_arguments.delta"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        http_response r;
+        size_t n = 0;
+        fixture_wait_idle(&f);
+        http_call(f.port, "POST", cases[i].path, NULL, cases[i].body, &r);
+        if (r.status != 200) fail_msg("%s: %d %s", cases[i].path, r.status, r.body.data);
+        for (const char *s = r.body.data; (s = strstr(s, cases[i].piece)); s++) n++;
+        if (n <= 50) fail_msg("%s: %zu pieces: %s", cases[i].path, n, r.body.data);
+        http_free(&r);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(pieces_are_the_whole, begin, end),
+        cmocka_unit_test_setup_teardown(pieces_come_live, begin, end),
+        cmocka_unit_test_setup_teardown(one_call_is_one, begin, end),
+        cmocka_unit_test_setup_teardown(text_stays_before_calls, begin, end),
+        cmocka_unit_test_setup_teardown(other_apis, begin, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
