@@ -18,73 +18,10 @@
 
 #include "base/clock.h"
 #include "http_client.h"
+#include "program.h"
 #include "server_fixture.h"
 
-enum { ARGS_MAX = 24 };
-
-typedef struct program {
-    pid_t pid;
-    int err; /* its standard error */
-    ms_text log;
-    uint32_t port;
-} program;
-
 static char folder[64];
-
-static void program_start(program *p, const char *const *more) {
-    const char *bin = getenv("MOONSHINE_BIN");
-    char path[256];
-    const char *argv[ARGS_MAX] = {path};
-    size_t n = 1;
-    int pipes[2];
-    (void)snprintf(path, sizeof path, "%s/moonshine-server", bin ? bin : "build");
-    for (size_t i = 0; more[i]; i++) argv[n++] = more[i];
-    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
-    *p = (program){.err = pipes[0]};
-    p->pid = fork();
-    assert_true(p->pid >= 0);
-    if (p->pid == 0) {
-        (void)dup2(pipes[1], STDERR_FILENO);
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        (void)execv(path, (char *const *)(uintptr_t)argv);
-        _exit(127);
-    }
-    (void)close(pipes[1]);
-}
-
-/* Reads the log until the text or its end. */
-static bool log_has(program *p, const char *text) {
-    char piece[4096];
-    while (!p->log.data || !strstr(p->log.data, text)) {
-        struct pollfd f = {.fd = p->err, .events = POLLIN};
-        if (poll(&f, 1, HTTP_LIMIT_MS) != 1) return false;
-        ssize_t n = read(p->err, piece, sizeof piece);
-        if (n <= 0) return false;
-        ms_text_append(&p->log, piece, (size_t)n);
-    }
-    return true;
-}
-
-static void program_ready(program *p) {
-    if (!log_has(p, "server.ready") || !log_has(p, "auth=")) fail_msg("no start: %s", p->log.data ? p->log.data : "");
-    const char *listen = strstr(p->log.data, "listen=127.0.0.1:");
-    assert_non_null(listen);
-    p->port = (uint32_t)strtoul(listen + strlen("listen=127.0.0.1:"), NULL, 10);
-}
-
-/* The exit code; a signal is negative. */
-static int program_end(program *p, int number) {
-    int status = 0;
-    if (number) (void)kill(p->pid, number);
-    (void)log_has(p, "\x01"); /* to the end */
-    assert_int_equal(waitpid(p->pid, &status, 0), p->pid);
-    (void)close(p->err);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
-static void program_free(program *p) { ms_text_free(&p->log); }
-
-#define PLAIN "models/k3-nano", "--port", "0", "--threads", "1", "--reserve", "0"
 
 static const char *state_root(void) {
     static char path[96];
@@ -106,32 +43,6 @@ static int remove_folder(void **state) {
 }
 
 /* ------------------------------------------------------------------ conversations */
-
-#define TOOLS                                                                                                          \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":\"Weather of a city\","  \
-    "\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"}},\"required\":[\"city\"]}}}]"
-
-static void chat(uint32_t port, const char *messages, const char *more, http_response *r) {
-    ms_text t = {0};
-    ms_text_printf(&t, "{\"model\":\"moonshine\",\"max_tokens\":160,\"messages\":[%s]%s}", messages, more);
-    for (int i = 0; i < 200; i++) {
-        http_call(port, "POST", "/v1/chat/completions", NULL, t.data, r);
-        if (r->status != 503) break;
-        http_free(r);
-        pause_ms(20);
-    }
-    if (r->status != 200) fail_msg("%d %s", r->status, r->body.data ? r->body.data : "");
-    ms_text_free(&t);
-}
-
-static void replay(ms_text *messages, http_response *r) {
-    const ms_json *m = ms_json_get(ms_json_at(ms_json_get(http_json(r), "choices"), 0), "message");
-    ms_text_puts(messages, ",");
-    ms_json_write(messages, m, &ms_json_compact);
-}
-
-static long cached(http_response *r) { return http_number(r, "usage.prompt_tokens_details.cached_tokens"); }
-static long total(http_response *r) { return http_number(r, "usage.total_tokens"); }
 
 static void tool_turn(program *p, ms_text *m, size_t turn, long *kept) {
     static const char *const cities[] = {"Paris", "Rome", "Berlin", "Oslo"};
@@ -307,12 +218,12 @@ static void signals(void **state) {
     const char *const args[] = {PLAIN, "--shutdown-grace-seconds", "30", "--log-format", "json", NULL};
     program p;
     program_start(&p, args);
-    assert_true(log_has(&p, "server.ready"));
+    assert_true(program_log_has(&p, "server.ready"));
     const char *listen = strstr(p.log.data, "\"listen\":\"127.0.0.1:");
     assert_non_null(listen);
     p.port = (uint32_t)strtoul(strchr(listen + 12, ':') + 1, NULL, 10);
     (void)kill(p.pid, SIGHUP); /* has no effect */
-    assert_true(log_has(&p, "SIGHUP"));
+    assert_true(program_log_has(&p, "SIGHUP"));
     /* A long reply, then one signal to drain and another that ends it at once. */
     int fd = http_connect(p.port);
     ms_text all = {0};
