@@ -113,7 +113,7 @@ test-tsan: ## make test under ThreadSanitizer, in BUILD-tsan
 	+@fixed=; if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \
 	TEST_SECONDS=$${TEST_SECONDS:-1800} $$fixed $(MAKE) --no-print-directory BUILD='$(BUILD)-tsan' SAN=thread test
 
-test-soak: $(SOAK_BIN) ## long runs of tests/soak
+test-soak: $(SOAK_BIN) $(APPS) ## long runs of tests/soak
 	@TEST_SECONDS=$${TEST_SECONDS:-3600} $(RUN_TESTS) $(SOAK_BIN)
 
 fuzz: ## every fuzz target, one after the other

@@ -429,19 +429,23 @@ void ms_prefix_store_find(ms_prefix_store *p, const uint32_t *ids, size_t count,
     pthread_mutex_unlock(&p->lock);
 }
 
+/* Uses may be equal: those of entries that the manifest said nothing of. */
+static bool used_later(const entry *a, const entry *b) {
+    return a->r.last_use != b->r.last_use ? a->r.last_use > b->r.last_use : a->r.id > b->r.id;
+}
+
 bool ms_prefix_store_peek(ms_prefix_store *p, size_t i, ms_prefix_match *out, const uint32_t **ids) {
     pthread_mutex_lock(&p->lock);
-    uint64_t below = UINT64_MAX;
     const entry *e = NULL;
     for (size_t n = 0; n <= i; n++) {
+        const entry *last = e;
         e = NULL;
         for (size_t k = 0; k < p->count; k++) {
             const entry *x = p->entries[k];
-            if (x->doomed || x->r.identity != p->identity || x->r.last_use >= below) continue;
-            if (!e || x->r.last_use > e->r.last_use) e = x;
+            if (x->doomed || x->r.identity != p->identity || (last && !used_later(last, x))) continue;
+            if (!e || used_later(x, e)) e = x;
         }
         if (!e) break;
-        below = e->r.last_use;
     }
     if (e) {
         show(p, e, out);

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 int http_connect(uint32_t port) {
@@ -179,4 +180,9 @@ void http_call(uint32_t port, const char *method, const char *path, const char *
     http_read(fd, r, strcmp(method, "HEAD") == 0);
     (void)close(fd);
     ms_text_free(&t);
+}
+
+void pause_ms(unsigned ms) {
+    const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
+    (void)nanosleep(&t, NULL);
 }

@@ -36,4 +36,6 @@ long http_number(http_response *r, const char *path);
 void http_call(uint32_t port, const char *method, const char *path, const char *headers, const char *body,
                http_response *r);
 
+void pause_ms(unsigned ms);
+
 #endif

@@ -12,11 +12,6 @@
 #include "base/clock.h"
 #include "server_fixture.h"
 
-void pause_ms(unsigned ms) {
-    const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
-    (void)nanosleep(&t, NULL);
-}
-
 static void on_changed(void *arg, ms_worker_state state, const ms_error *err) {
     fixture *f = arg;
     (void)err;

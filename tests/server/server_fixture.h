@@ -39,6 +39,5 @@ void fixture_wait_idle(fixture *f);
 void fixture_chat(fixture *f, const char *rest, http_response *r);
 /* The chat body for a single user message; `more`: further members with a leading comma, or "". */
 const char *fixture_body(const char *message, const char *more);
-void pause_ms(unsigned ms);
 
 #endif

@@ -14,7 +14,7 @@
 
 #include "http_client.h"
 #include "mimo_checkpoint.h"
-#include "server_program.h"
+#include "program.h"
 
 #define FAST "--port", "0", "--threads", "1", "--reserve", "0"
 
@@ -156,7 +156,7 @@ static void others_refuse_them(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         program p;
         const char *const args[] = {"models/k3-nano", FAST, cases[i][0], cases[i][1], NULL};
-        assert_int_equal(program_exit(args, &p), 2);
+        assert_int_equal(program_exit(&p, args), 2);
         assert_non_null(strstr(p.log.data, cases[i][0]));
         assert_string_equal(strchr(p.log.data, '\n'), "\n"); /* one line */
         program_free(&p);
@@ -177,7 +177,7 @@ static void wrong_values(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         program p;
         const char *const args[] = {dir, FAST, cases[i][0], cases[i][1], cases[i][2], cases[i][3], NULL};
-        int code = program_exit(args, &p);
+        int code = program_exit(&p, args);
         if (code != 2) fail_msg("case %zu: %d %s", i, code, p.log.data ? p.log.data : "");
         program_free(&p);
     }

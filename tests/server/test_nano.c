@@ -5,20 +5,23 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "http_client.h"
+#include "program.h"
 #include "server_fixture.h"
-#include "server_program.h"
 
 static char folder[64];
-
-#define PLAIN "models/k3-nano", "--port", "0", "--threads", "1", "--reserve", "0"
 
 static const char *state_root(void) {
     static char path[96];
@@ -40,32 +43,6 @@ static int remove_folder(void **state) {
 }
 
 /* ------------------------------------------------------------------ conversations */
-
-#define TOOLS                                                                                                          \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":\"Weather of a city\","  \
-    "\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"}},\"required\":[\"city\"]}}}]"
-
-static void chat(uint32_t port, const char *messages, const char *more, http_response *r) {
-    ms_text t = {0};
-    ms_text_printf(&t, "{\"model\":\"moonshine\",\"max_tokens\":160,\"messages\":[%s]%s}", messages, more);
-    for (int i = 0; i < 200; i++) {
-        http_call(port, "POST", "/v1/chat/completions", NULL, t.data, r);
-        if (r->status != 503) break;
-        http_free(r);
-        pause_ms(20);
-    }
-    if (r->status != 200) fail_msg("%d %s", r->status, r->body.data ? r->body.data : "");
-    ms_text_free(&t);
-}
-
-static void replay(ms_text *messages, http_response *r) {
-    const ms_json *m = ms_json_get(ms_json_at(ms_json_get(http_json(r), "choices"), 0), "message");
-    ms_text_puts(messages, ",");
-    ms_json_write(messages, m, &ms_json_compact);
-}
-
-static long cached(http_response *r) { return http_number(r, "usage.prompt_tokens_details.cached_tokens"); }
-static long total(http_response *r) { return http_number(r, "usage.total_tokens"); }
 
 static void tool_turn(program *p, ms_text *m, size_t turn, long *kept) {
     static const char *const cities[] = {"Paris", "Rome", "Berlin", "Oslo"};
@@ -119,10 +96,21 @@ static void a_tool_conversation(void **state) {
     ms_text_puts(&bare, ",{\"role\":\"user\",\"content\":\"Thank you.\"}");
     chat(p.port, bare.data, "," TOOLS, &r);
     assert_true(cached(&r) < kept / 2);
-    http_free(&r);
     assert_int_equal(program_end(&p, SIGINT), 0);
     assert_non_null(strstr(p.log.data, "prefix.checkpoint.restore"));
     assert_non_null(strstr(p.log.data, "server.stop"));
+    program_free(&p);
+    const char *const cold_args[] = {PLAIN, "--prefix-reuse", "off", NULL};
+    http_response cold;
+    program_start(&p, cold_args);
+    program_ready(&p);
+    chat(p.port, bare.data, "," TOOLS, &cold);
+    assert_int_equal(cached(&cold), 0);
+    static const char *const parts[] = {"choices.0.message.reasoning_content", "choices.0.message.content"};
+    for (size_t i = 0; i < 2; i++) assert_string_equal(http_text(&r, parts[i]), http_text(&cold, parts[i]));
+    http_free(&cold);
+    http_free(&r);
+    assert_int_equal(program_end(&p, SIGTERM), 0);
     program_free(&p);
     ms_text_free(&m);
     ms_text_free(&bare);
@@ -172,7 +160,6 @@ static void every_endpoint(void **state) {
         {"/props", NULL, "\"tokenizer_digest\""},
         {"/slots", NULL, "\"state\":"},
         {"/metrics", NULL, "moonshine_build_info{version="},
-        {"/metrics", NULL, "moonshine_memory_bytes{pool=\"static\"} 8207872"},
         {"/tokenize", "{\"content\":\"Hello\",\"with_pieces\":true}", "\"piece\":"},
         {"/detokenize", "{\"tokens\":[72,105]}", "\"content\":"},
         {"/apply-template", "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}",
@@ -219,16 +206,16 @@ static void exit_codes(void **state) {
                                            {"models/k3-nano", "--port", "0", "--api-key-file", "README.md"}};
     program p;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        int code = program_exit(cases[i], &p);
+        int code = program_exit(&p, cases[i]);
         if (code != 2) fail_msg("case %zu: %d %s", i, code, p.log.data ? p.log.data : "");
         assert_null(strchr(strchr(p.log.data, '\n') + 1, '\n')); /* one line */
         program_free(&p);
     }
     const char *const large[] = {"models/k3-nano", "--port", "0", "--reserve", "900T", NULL};
-    assert_int_equal(program_exit(large, &p), 3);
+    assert_int_equal(program_exit(&p, large), 3);
     program_free(&p);
     const char *const missing[] = {"no/such/model", "--port", "0", NULL};
-    assert_int_equal(program_exit(missing, &p), 1);
+    assert_int_equal(program_exit(&p, missing), 1);
     program_free(&p);
 }
 
@@ -237,12 +224,12 @@ static void signals(void **state) {
     const char *const args[] = {PLAIN, "--shutdown-grace-seconds", "30", "--log-format", "json", NULL};
     program p;
     program_start(&p, args);
-    assert_true(log_has(&p, "server.ready"));
+    assert_true(program_log_has(&p, "server.ready"));
     const char *listen = strstr(p.log.data, "\"listen\":\"127.0.0.1:");
     assert_non_null(listen);
     p.port = (uint32_t)strtoul(strchr(listen + 12, ':') + 1, NULL, 10);
     (void)kill(p.pid, SIGHUP); /* has no effect */
-    assert_true(log_has(&p, "SIGHUP"));
+    assert_true(program_log_has(&p, "SIGHUP"));
     /* A long reply, then one signal to drain and another that ends it at once. */
     int fd = http_connect(p.port);
     ms_text all = {0};

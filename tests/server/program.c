@@ -1,3 +1,4 @@
+/* program.c: program.h. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -15,8 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "http_client.h"
-#include "server_program.h"
+#include "program.h"
+#include "server_fixture.h"
 
 enum { ARGS_MAX = 32 };
 
@@ -48,7 +49,7 @@ void program_start_path(program *p, const char *path, const char *const *args) {
     (void)close(pipes[1]);
 }
 
-bool log_has(program *p, const char *text) {
+bool program_log_has(program *p, const char *text) {
     char piece[4096];
     while (!p->log.data || !strstr(p->log.data, text)) {
         struct pollfd f = {.fd = p->err, .events = POLLIN};
@@ -60,25 +61,56 @@ bool log_has(program *p, const char *text) {
     return true;
 }
 
-void program_ready(program *p) {
-    if (!log_has(p, "server.ready") || !log_has(p, "auth=")) fail_msg("no start: %s", p->log.data ? p->log.data : "");
-    const char *listen = strstr(p->log.data, "listen=127.0.0.1:");
+bool program_try_ready(program *p) {
+    if (!program_log_has(p, "server.ready") || !program_log_has(p, "auth")) return false;
+    const char *listen = strstr(p->log.data, "127.0.0.1:"); /* of either log format */
     assert_non_null(listen);
-    p->port = (uint32_t)strtoul(listen + strlen("listen=127.0.0.1:"), NULL, 10);
+    p->port = (uint32_t)strtoul(listen + strlen("127.0.0.1:"), NULL, 10);
+    return true;
+}
+
+void program_ready(program *p) {
+    if (!program_try_ready(p)) fail_msg("no start: %s", p->log.data ? p->log.data : "");
 }
 
 int program_end(program *p, int number) {
     int status = 0;
     if (number) (void)kill(p->pid, number);
-    (void)log_has(p, "\x01"); /* to the end */
+    (void)program_log_has(p, "\x01"); /* to the end */
     assert_int_equal(waitpid(p->pid, &status, 0), p->pid);
     (void)close(p->err);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-void program_free(program *p) { ms_text_free(&p->log); }
-
-int program_exit(const char *const *args, program *p) {
+int program_exit(program *p, const char *const *args) {
     program_start(p, args);
     return program_end(p, 0);
 }
+
+void program_free(program *p) { ms_text_free(&p->log); }
+
+void chat_try(uint32_t port, const char *messages, const char *more, http_response *r) {
+    ms_text t = {0};
+    ms_text_printf(&t, "{\"model\":\"moonshine\",\"max_tokens\":160,\"messages\":[%s]%s}", messages, more);
+    for (int i = 0; i < 200; i++) {
+        http_call(port, "POST", "/v1/chat/completions", NULL, t.data, r);
+        if (r->status != 503) break;
+        http_free(r);
+        pause_ms(20);
+    }
+    ms_text_free(&t);
+}
+
+void chat(uint32_t port, const char *messages, const char *more, http_response *r) {
+    chat_try(port, messages, more, r);
+    if (r->status != 200) fail_msg("%d %s", r->status, r->body.data ? r->body.data : "");
+}
+
+void replay(ms_text *messages, http_response *r) {
+    const ms_json *m = ms_json_get(ms_json_at(ms_json_get(http_json(r), "choices"), 0), "message");
+    ms_text_puts(messages, ",");
+    ms_json_write(messages, m, &ms_json_compact);
+}
+
+long cached(http_response *r) { return http_number(r, "usage.prompt_tokens_details.cached_tokens"); }
+long total(http_response *r) { return http_number(r, "usage.total_tokens"); }
