@@ -104,12 +104,6 @@ void ms_job_call_end(ms_job *j) {
     unlock(j, before);
 }
 
-void ms_job_call(ms_job *j, const char *name, size_t name_len, const char *arguments, size_t len, char call_id[48]) {
-    ms_job_call_begin(j, name, name_len, call_id);
-    ms_job_call_arguments(j, arguments, len);
-    ms_job_call_end(j);
-}
-
 void ms_job_finish(ms_job *j, const ms_api_end *e) {
     lock(j);
     size_t before = j->out.len;

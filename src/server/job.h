@@ -87,9 +87,7 @@ ms_stop ms_job_stopped(ms_job *j);
 void ms_job_start(ms_job *j, const ms_api_start *s);
 void ms_job_text(ms_job *j, ms_channel channel, const char *text, size_t len, const ms_api_logprob *logprobs,
                  size_t count);
-/* A whole call.  call_id gets the id that the client will send back. */
-void ms_job_call(ms_job *j, const char *name, size_t name_len, const char *arguments, size_t len, char call_id[48]);
-/* The same in pieces. */
+/* A call, in pieces.  call_id gets the id that the client will send back. */
 void ms_job_call_begin(ms_job *j, const char *name, size_t name_len, char call_id[48]);
 void ms_job_call_arguments(ms_job *j, const char *text, size_t len);
 void ms_job_call_end(ms_job *j);

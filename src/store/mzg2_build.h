@@ -29,8 +29,6 @@ typedef struct ms_mzg2_report {
     uint8_t manifest_sha[MS_SHA256_BYTES];
 } ms_mzg2_report;
 
-/* Bytes that a build allocates for each job. */
-uint64_t ms_mzg2_build_job_bytes(ms_expert_shape s);
 
 ms_status ms_mzg2_build(const char *dir, const ms_mzg2_source *source, const ms_mzg2_job_options *o,
                         ms_mzg2_report *report, ms_error *err);

@@ -17,7 +17,7 @@ typedef struct code {
 
 struct ms_mzg2_encoder {
     ms_expert_shape shape;
-    uint32_t column_classes, raw_tiles;
+    uint32_t column_classes;
     struct {
         code nibble[MS_MZG2_MAX_TABLES][256];
         code scale[MS_MZG2_CLASSES][256];
@@ -74,8 +74,6 @@ void ms_mzg2_encoder_destroy(ms_mzg2_encoder *e) {
     free(e->image);
     free(e);
 }
-
-uint32_t ms_mzg2_encoder_raw_tiles(const ms_mzg2_encoder *e) { return e->raw_tiles; }
 
 /* Slot image of tile number `tile` of a matrix. */
 static void make_image(uint8_t *out, const mzg2_matrix *m, uint32_t tile) {
@@ -155,7 +153,6 @@ static void add_tile(ms_mzg2_encoder *e, uint8_t *block, size_t *at, uint8_t *en
         memcpy(block + *at, e->image, length);
         raw = 1;
     }
-    e->raw_tiles += raw;
     ms_put_le32(entry, (uint32_t)*at);
     ms_put_le32(entry + 4, (uint32_t)length | raw << 31);
     ms_put_le32(entry + 8, mzg2_tile_hash(e->image, m->groups));
@@ -197,7 +194,6 @@ void ms_mzg2_encode(ms_mzg2_encoder *e, uint8_t *out, const uint8_t *canonical, 
         p[i].rows = e->row_bytes + (size_t)i * widest;
         prepare(e, canonical, (ms_expert_matrix)i, columns + (size_t)i * (s.hidden / 2), &p[i]);
     }
-    e->raw_tiles = 0;
     for (uint32_t t = 0; t < tiles; t++, entry += 12) {
         uint32_t first_w2 = 2 * (s.inner / MZG2_LANES);
         int kind = t >= first_w2 ? MS_W2 : t % 2 == 0 ? MS_W1 : MS_W3;

@@ -38,6 +38,5 @@ void ms_mzg2_encoder_destroy(ms_mzg2_encoder *e);
  * with the zeros behind it. */
 void ms_mzg2_encode(ms_mzg2_encoder *e, uint8_t *out, const uint8_t *canonical, uint32_t expert, uint32_t *payload,
                     uint32_t *stored);
-uint32_t ms_mzg2_encoder_raw_tiles(const ms_mzg2_encoder *e); /* of the last block */
 
 #endif

@@ -76,11 +76,6 @@ void mzg2_worker_free(mzg2_worker *w) {
     *w = (mzg2_worker){0};
 }
 
-uint64_t ms_mzg2_build_job_bytes(ms_expert_shape s) {
-    return 4 * ms_expert_bytes(s) + ms_mzg2_block_max_bytes(s) + ms_mzg2_signs_max_bytes(s) + sizeof(ms_mzg2_tables) +
-           ms_mzg2_fit_bytes(s);
-}
-
 /* The three matrices, which have the same size, from their places in the checkpoint to those in the store. */
 static ms_status read_matrices(uint8_t *out, const ms_mzg2_source *s, const ms_expert_extent *x, ms_error *err) {
     static const uint8_t from[][3] = {[MS_ORDER_W1_W2_W3] = {0, 1, 2}, [MS_ORDER_W2_W1_W3] = {1, 0, 2}};

@@ -405,8 +405,6 @@ uint32_t ms_grammar_array(ms_grammar *g, const ms_array_rule *rule) {
 
 ms_status ms_grammar_status(const ms_grammar *g) { return g->status; }
 
-uint32_t ms_grammar_shortest(const ms_grammar *g, uint32_t block) { return g->blocks[block].cost; }
-
 ms_status ms_grammar_finish(ms_grammar *g, uint32_t root, ms_error *err) {
     if (!failed(g)) ms_cost_blocks(g);
     for (uint32_t i = 1; i < g->count && !failed(g); i++) {

@@ -101,8 +101,6 @@ uint32_t ms_grammar_array(ms_grammar *g, const ms_array_rule *rule);
 
 /* Ends building.  MS_ERR_USAGE when no text at all fits. */
 ms_status ms_grammar_finish(ms_grammar *g, uint32_t root, ms_error *err);
-/* Symbols of a shortest text of a block, at most; after finish.  MS_BOUND_NONE: there is none. */
-uint32_t ms_grammar_shortest(const ms_grammar *g, uint32_t block);
 /* The failure that made blocks 0, before finish; MS_OK: none so far. */
 ms_status ms_grammar_status(const ms_grammar *g);
 

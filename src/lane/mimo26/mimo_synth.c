@@ -282,9 +282,3 @@ ms_status mimo_synth_write(const char *dir, const mimo_config *cfg, const ms_syn
     MS_TRY(model_of(&m, cfg, err));
     return ms_synth_write(dir, &m, opt, err);
 }
-
-ms_status mimo_synth_measure(const mimo_config *cfg, const ms_synth_options *opt, ms_synth_report *out, ms_error *err) {
-    ms_synth_model m;
-    MS_TRY(model_of(&m, cfg, err));
-    return ms_synth_measure(&m, opt, out, err);
-}

@@ -13,7 +13,6 @@
 #include "lane/synth.h"
 
 ms_status mimo_synth_write(const char *dir, const mimo_config *cfg, const ms_synth_options *opt, ms_error *err);
-ms_status mimo_synth_measure(const mimo_config *cfg, const ms_synth_options *opt, ms_synth_report *out, ms_error *err);
 
 /* config.json of these numbers. */
 void mimo_synth_config_text(ms_text *out, const mimo_config *c);
