@@ -38,7 +38,8 @@ const ms_option ms_model_option_table[] = {
     {.name = "threads", .type = MS_OPTION_U32, .offset = FIELD(threads), .arg = "N", .min = 1, .max = 256,
      .help = "Compute threads (default: all processors)."},
     {.name = "memory", .type = MS_OPTION_BYTES, .offset = FIELD(memory_bytes), .arg = "BYTES", .min = 1, .max = UINT64_MAX,
-     .help = "Plan as if no more memory than this were available, the reserve included (default: all that is)."},
+     .help = "Memory to take for available, the reserve included; only plan takes more than there is (default: all that "
+             "is)."},
     {.name = "reserve", .type = MS_OPTION_BYTES, .offset = FIELD(reserve_bytes), .arg = "BYTES", .max = UINT64_MAX - 1,
      .help = "Memory to leave free (default: 4G, or 10 % of what is available if that is less)."},
     {.name = "kernels", .type = MS_OPTION_STRING, .offset = FIELD(kernels), .arg = "NAME",

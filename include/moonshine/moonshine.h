@@ -69,7 +69,7 @@ typedef struct ms_engine_options {
     uint32_t snapshots;           /* retained state copies that the plan counts */
     uint64_t kept_state_bytes;    /* host memory that the caller will use for states it keeps; counted, not allocated */
     unsigned threads;             /* 0: all processors */
-    uint64_t memory_bytes;        /* host memory that the plan takes for available at most; 0: all that is */
+    uint64_t memory_bytes;        /* host memory that is taken for available, a plan alone also more than there is; 0: all that is */
     uint64_t reserve_bytes;       /* memory to leave free; MS_DEFAULT_RESERVE: min(4 GiB, 10 % of the limit) */
     bool buffered_reads;          /* no O_DIRECT */
     bool no_uring;                /* plain pread */

@@ -235,7 +235,7 @@ static uint32_t slots_that_fit(const ms_plan *p, const ms_model *m) {
 }
 
 static void judge(ms_plan *p, const ms_engine_options *o, const ms_memory_limit *limit) {
-    p->available_bytes = o->memory_bytes ? min_u64(o->memory_bytes, limit->limit_bytes) : limit->limit_bytes;
+    p->available_bytes = limit->limit_bytes;
     p->reserve_bytes =
         o->reserve_bytes != MS_DEFAULT_RESERVE ? o->reserve_bytes : min_u64(4ull << 30, p->available_bytes / 10);
     p->fits = sum_or_max(p->total_bytes, p->reserve_bytes) <= p->available_bytes &&
@@ -357,6 +357,8 @@ ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_op
     ms_plan *p = NULL;
     bool any_range = options->range_rows == MS_RANGE_AUTO;
     ms_status st = ms_memory_limit_read(&limit, NULL, err);
+    if (st == MS_OK && options->memory_bytes && (!backend || options->memory_bytes < limit.limit_bytes))
+        limit.limit_bytes = options->memory_bytes;
     if (st == MS_OK && options->experts == MS_DEFAULT_EXPERTS)
         st = fill_device(m, resolved, any_range, be, &limit, err);
     if (st == MS_OK)
