@@ -44,7 +44,7 @@ static uint64_t longest_total(uint32_t experts) {
 static void plan_borrows_when_memory_is_short(void **state) {
     (void)state;
     uint64_t all = longest_total(24), least = 0;
-    for (uint64_t lacking = 0; lacking < all; lacking += 1u << 18) {
+    for (uint64_t lacking = 0; lacking < all; lacking += 1u << 21) {
         ms_engine_options o = options_of(all - lacking, 24);
         ms_plan *p;
         plan_of(&p, &o);
@@ -55,7 +55,7 @@ static void plan_borrows_when_memory_is_short(void **state) {
             assert_int_equal(p->usual_rows, p->range_rows);
         }
         if (lacking == 0) assert_int_equal(p->lent_slots, 0);
-        if (lacking == LACKING) assert_true(p->lent_slots > 0 && p->range_rows == CONTEXT);
+        if (lacking == 2 * LACKING) assert_true(p->lent_slots > 0 && p->range_rows == CONTEXT);
         if (!p->fits) least = least ? least : all - lacking;
         if (least) assert_false(p->fits); /* less memory never helps */
         ms_plan_destroy(p);
