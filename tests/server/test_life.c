@@ -5,6 +5,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -420,6 +423,57 @@ static void the_end_with_clients(void **state) {
     (void)close(half);
 }
 
+/* Clients that come while the server goes. */
+enum { COMERS = 6 };
+static atomic_bool gone;
+static atomic_uint answered, refused, empty;
+
+static void come_once(void) {
+    static const char request[] = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
+    char byte;
+    int fd = http_connect(f.port);
+    ssize_t n = fd < 0 || !http_puts(fd, request) ? -1 : recv(fd, &byte, 1, 0);
+    if (n > 0)
+        (void)atomic_fetch_add(&answered, 1);
+    else if (n == 0)
+        (void)atomic_fetch_add(&empty, 1);
+    else
+        (void)atomic_fetch_add(&refused, 1);
+    if (fd >= 0) (void)close(fd);
+}
+
+static void *come(void *arg) {
+    while (!atomic_load(&gone)) come_once();
+    return arg;
+}
+
+/* Whoever gets a connection gets an answer, or is refused before the request was read. */
+static void the_end_with_comers(void **state) {
+    (void)state;
+    for (int round = 0; round < 25; round++) {
+        pthread_t threads[COMERS];
+        bool loading = round % 3 == 2;
+        atomic_store(&f.engine.open_us, loading ? 100000 : 0);
+        fixture_start(&f);
+        if (!loading) fixture_wait_ready(&f);
+        atomic_store(&gone, false);
+        for (size_t i = 0; i < COMERS; i++) assert_int_equal(pthread_create(&threads[i], NULL, come, NULL), 0);
+        pause_ms(5);
+        if (round % 2) ms_server_drain(f.server);
+        uint64_t start = ms_clock_ns();
+        if (loading) ms_server_hang_up(f.server);
+        fixture_stop(&f);
+        assert_true(ms_clock_ns() - start < UINT64_C(5000000000));
+        atomic_store(&gone, true);
+        for (size_t i = 0; i < COMERS; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
+    }
+    print_message("%u answered, %u refused, %u empty\n", atomic_load(&answered), atomic_load(&refused),
+                  atomic_load(&empty));
+    assert_true(atomic_load(&answered) > 0);
+    assert_true(atomic_load(&refused) > 0);
+    assert_int_equal(atomic_load(&empty), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(loading, begin, end),
@@ -436,6 +490,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(draining, begin, end),
         cmocka_unit_test_setup_teardown(cancelling, begin, end),
         cmocka_unit_test_setup_teardown(the_end_with_clients, begin, end),
+        cmocka_unit_test_setup_teardown(the_end_with_comers, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
