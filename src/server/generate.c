@@ -576,14 +576,15 @@ static void reply(run *r) {
 static bool check_room(run *r) {
     r->prompt = r->from.at.matched + (r->j->prompt.ids.count - r->from.at.used);
     uint64_t context = r->g->timeline->context, need = (uint64_t)r->prompt + r->j->prompt.closing;
+    uint32_t least = r->j->constraint ? ms_constraint_least(r->j->constraint) : 1;
     r->room = need < context ? context - need : 0;
-    if (r->room) return true;
+    if (r->room >= least) return true;
     static const char *const params[] = {"messages", "prompt", "messages", "input"};
     ms_api_error e = {0};
     (void)ms_api_fail(&e, 400, "context_length_exceeded", params[r->j->codec->kind],
-                      "maximum context length is %" PRIu64 " tokens; the prompt has %zu and closing the reply may take "
-                      "%zu",
-                      context, r->prompt, r->j->prompt.closing);
+                      "maximum context length is %" PRIu64 " tokens; the prompt has %zu, the shortest reply %u and "
+                      "closing it may take %zu",
+                      context, r->prompt, least, r->j->prompt.closing);
     (void)snprintf(e.details, sizeof e.details, "{\"n_prompt_tokens\":%zu,\"n_ctx\":%" PRIu64 "}", r->prompt, context);
     (void)atomic_fetch_add(&r->g->metrics->requests[r->j->codec->kind][MS_OUTCOME_CLIENT_ERROR], 1);
     ms_log_line l;
