@@ -9,35 +9,71 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mimo_checkpoint.h"
 #include "server_fixture.h"
 
 static fixture f;
 
+#define LONG "first \"line\"\n\tand a \\ second one, 0123456789 abcdefghijklmnopqrstuvwxyz"
+#define WIDE "with \xc3\xa9, \xf0\x9f\x8c\x99 and \xe6\x97\xa5\xe6\x9c\xac"
+#define FREE "{\"deep\": [1, {\"t\": \"</function> }\"}], \"e\": \"\xc3\xa9\"}"
+
+/* Kimi K3's spelling. */
 #define CALL(tool, index, members)                                                                                     \
     "<|open|>call tool=\"" tool "\" index=\"" index "\"<|sep|>" members "<|close|>call<|sep|>"
-#define STRING(key, value) "<|open|>argument key=\"" key "\" type=\"string\"<|sep|>" value "<|close|>argument<|sep|>"
-#define NUMBER(key, value) "<|open|>argument key=\"" key "\" type=\"number\"<|sep|>" value "<|close|>argument<|sep|>"
-#define BEFORE                                                                                                         \
-    "why<|close|>think<|sep|><|open|>response<|sep|>Look:<|close|>response<|sep|><|open|>tools<|sep|>"
-#define AFTER              "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
-#define LONG               "first \"line\"\n\tand a \\ second one, 0123456789 abcdefghijklmnopqrstuvwxyz"
-#define WIDE               "with \xc3\xa9, \xf0\x9f\x8c\x99 and \xe6\x97\xa5\xe6\x9c\xac"
+#define ARGUMENT(key, type, value)                                                                                     \
+    "<|open|>argument key=\"" key "\" type=\"" type "\"<|sep|>" value "<|close|>argument<|sep|>"
+#define PUT_CALL(index, text, n) CALL("put", index, ARGUMENT("text", "string", text) ARGUMENT("n", "number", n))
+#define BEFORE(say)              "why<|close|>think<|sep|><|open|>response<|sep|>" say "<|close|>response<|sep|><|open|>tools<|sep|>"
+#define AFTER                    "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
 
 static int begin(void **state) {
     (void)state;
     fixture_init(&f);
-    script_rule_cut(&f.engine, "onecall", BEFORE CALL("put", "1", STRING("text", LONG) NUMBER("n", "12.50")) AFTER);
-    script_rule_raw(&f.engine, "widecall", BEFORE CALL("put", "1", STRING("text", WIDE) NUMBER("n", "1e3")) AFTER);
-    script_rule_cut(&f.engine, "twocalls",
-                    BEFORE CALL("put", "1", STRING("text", "one") NUMBER("n", "1"))
-                        CALL("put", "2", STRING("text", "two") NUMBER("n", "2")) AFTER);
-    script_rule_cut(&f.engine, "nothing", BEFORE CALL("stop", "1", "") AFTER);
-    script_rule_cut(
-        &f.engine, "stopped",
-        "why<|close|>think<|sep|><|open|>response<|sep|>Look<|close|>response<|sep|><|open|>tools<|sep|>" CALL(
-            "put", "1", STRING("text", "x") NUMBER("n", "1")) AFTER);
+    script_rule_cut(&f.engine, "onecall", BEFORE("Look:") PUT_CALL("1", LONG, "12.50") AFTER);
+    script_rule_raw(&f.engine, "widecall", BEFORE("Look:") PUT_CALL("1", WIDE, "1e3") AFTER);
+    script_rule_cut(&f.engine, "twocalls", BEFORE("Look:") PUT_CALL("1", "one", "1") PUT_CALL("2", "two", "2") AFTER);
+    script_rule_cut(&f.engine, "nothing", BEFORE("Look:") CALL("stop", "1", "") AFTER);
+    script_rule_cut(&f.engine, "stopped", BEFORE("Look") PUT_CALL("1", "x", "1") AFTER);
+    script_rule_cut(&f.engine, "freecall",
+                    BEFORE("Look:") CALL("any", "1", "<|open|>json type=\"object\"<|sep|>" FREE "<|close|>json<|sep|>")
+                        AFTER);
     fixture_start(&f);
     fixture_wait_ready(&f);
+    return 0;
+}
+
+/* MiMo's spelling, with its tokenizer. */
+#define MIMO(say, calls)      "<think>why</think>" say calls "<|im_end|>"
+#define MIMO_CALL(tool, body) "<tool_call><function=" tool ">" body "</function></tool_call>"
+#define MIMO_PUT(text, n)     MIMO_CALL("put", "<parameter=text>" text "</parameter><parameter=n>" n "</parameter>")
+
+static char mimo_dir[MIMO_TEST_PATH];
+
+static int begin_mimo(void **state) {
+    (void)state;
+    fixture_init_model(&f, mimo_dir);
+    f.o.any_model = true;
+    script_rule_cut(&f.engine, "onecall", MIMO("Look:", MIMO_PUT(LONG, "12.50")));
+    script_rule_raw(&f.engine, "widecall", MIMO("Look:", MIMO_PUT(WIDE, "1e3")));
+    script_rule_cut(&f.engine, "twocalls", MIMO("Look:", MIMO_PUT("one", "1") MIMO_PUT("two", "2")));
+    script_rule_cut(&f.engine, "nothing", MIMO("Look:", MIMO_CALL("stop", "")));
+    script_rule_cut(&f.engine, "stopped", MIMO("Look", MIMO_PUT("x", "1")));
+    script_rule_cut(&f.engine, "freecall", MIMO("Look:", MIMO_CALL("any", FREE)));
+    fixture_start(&f);
+    fixture_wait_ready(&f);
+    return 0;
+}
+
+static int make_mimo(void **state) {
+    (void)state;
+    mimo_checkpoint_make(mimo_dir, 4);
+    return 0;
+}
+
+static int remove_mimo(void **state) {
+    (void)state;
+    mimo_checkpoint_remove(mimo_dir);
     return 0;
 }
 
@@ -53,7 +89,8 @@ static int end(void **state) {
 #define TOOLS                                                                                                          \
     ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"put\",\"parameters\":" PUT "}},"                      \
     "{\"type\":\"function\",\"function\":{\"name\":\"stop\",\"parameters\":{\"type\":\"object\",\"properties\":{},"    \
-    "\"additionalProperties\":false}}}]"
+    "\"additionalProperties\":false}}},"                                                                               \
+    "{\"type\":\"function\",\"function\":{\"name\":\"any\",\"parameters\":{\"type\":\"object\"}}}]"
 
 enum { CALLS_MAX = 4 };
 
@@ -161,6 +198,11 @@ static void pieces_are_the_whole(void **state) {
     assert_int_equal(h.count, 2);
     assert_string_equal(h.arguments[1].data, "{\"text\":\"two\",\"n\":2}");
     heard_free(&h);
+    h = compare("freecall", "");
+    assert_int_equal(h.count, 1);
+    assert_string_equal(h.arguments[0].data, FREE);
+    assert_true(h.pieces[0] > 20);
+    heard_free(&h);
     h = compare("nothing", "");
     assert_int_equal(h.count, 1);
     assert_string_equal(h.arguments[0].data, "{}");
@@ -239,13 +281,13 @@ static void other_apis(void **state) {
     }
 }
 
+#define BOTH(name)                                                                                                     \
+    cmocka_unit_test_setup_teardown(name, begin, end), { #name " (mimo)", name, begin_mimo, end, NULL }
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(pieces_are_the_whole, begin, end),
-        cmocka_unit_test_setup_teardown(pieces_come_live, begin, end),
-        cmocka_unit_test_setup_teardown(one_call_is_one, begin, end),
-        cmocka_unit_test_setup_teardown(text_stays_before_calls, begin, end),
-        cmocka_unit_test_setup_teardown(other_apis, begin, end),
+        BOTH(pieces_are_the_whole),    BOTH(pieces_come_live), BOTH(one_call_is_one),
+        BOTH(text_stays_before_calls), BOTH(other_apis),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_mimo, remove_mimo);
 }

@@ -322,19 +322,24 @@ static void a_deadline_in_the_prompt(void **state) {
                    "{\"model\":\"m\",\"max_tokens\":1" OFF ",\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]}",
                    words.data);
     long before = -1;
-    int tries = 0;
+    int tries = 0, steps = 0;
     for (; tries < 60; tries++) {
         post(body.data, &r);
         if (r.status == 200) break;
         assert_int_equal(r.status, 504);
         assert_string_equal(http_text(&r, "error.code"), "deadline_exceeded");
         long reached = http_number(&r, "error.details.reused") + http_number(&r, "error.details.evaluated");
-        assert_true(reached > before); /* each attempt gets further */
+        /* Each attempt gets further; one on a machine that is busy with other things may not, and says so. */
+        bool further = http_number(&r, "error.details.evaluated") > 0;
+        if (further != (reached > before) || (!further && reached != before) ||
+            further != !!strstr(r.body.data, "\"resumable\":true"))
+            fail_msg("%ld, and before %ld: %s", reached, before, r.body.data);
+        steps += further;
         before = reached;
         http_free(&r);
     }
     print_message("%d attempts, the last from %ld\n", tries + 1, before);
-    assert_true(tries > 0);
+    assert_true(steps > 0);
     assert_int_equal(r.status, 200);
     assert_int_equal(http_number(&r, "usage.completion_tokens"), 1);
     assert_int_equal(cached(&r), before);
