@@ -256,6 +256,13 @@ ms_status ms_held_take(ms_held *h, uint32_t id, ms_error *err) {
     return ms_fail(err, MS_ERR_INTERNAL, "a token that the mask allowed does not fit the grammar");
 }
 
+ms_status ms_held_fits(const ms_held *h, uint64_t remaining, bool *fits, ms_error *err) {
+    uint32_t needed;
+    MS_TRY(ms_mask_tokens_needed(h->constraint->masks, h->matcher, &needed, err));
+    *fits = needed <= remaining;
+    return MS_OK;
+}
+
 void ms_held_end(ms_held *h) {
     ms_matcher_destroy(h->matcher);
     free(h->mask);

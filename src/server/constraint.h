@@ -39,6 +39,8 @@ ms_status ms_held_begin(ms_held *h, ms_constraint *c, ms_error *err);
 /* The tokens that may come next; remaining: tokens left, that one included. */
 ms_status ms_held_next(ms_held *h, bool in_tools, uint64_t remaining, ms_error *err);
 ms_status ms_held_take(ms_held *h, uint32_t id, ms_error *err);
+/* Whether what was read can be completed in the tokens that remain. */
+ms_status ms_held_fits(const ms_held *h, uint64_t remaining, bool *fits, ms_error *err);
 void ms_held_end(ms_held *h);
 
 /* Whether content is what the response format asks for; independent of any grammar. */

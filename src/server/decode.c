@@ -214,7 +214,12 @@ static ms_status show_calls(ms_decode *d, ms_error *err) {
     size_t most = d->job->request.parallel_tools ? v.count : 1;
     MS_TRY(ms_decode_calls(d, v.whole, v.count < most ? v.count : most, err));
     if (!v.name || (v.count && !d->job->request.parallel_tools)) return MS_OK;
-    if (d->calls_begun == d->calls_ended) MS_TRY(begin_call(d, v.name, v.name_len, err));
+    if (d->calls_begun == d->calls_ended) {
+        /* A call that the limit will cut is none in the end. */
+        MS_TRY(ms_held_fits(&d->held, d->limit - d->generated.count, &d->live_calls, err));
+        if (!d->live_calls) return MS_OK;
+        MS_TRY(begin_call(d, v.name, v.name_len, err));
+    }
     show_arguments(d, v.arguments, v.arguments_len);
     return MS_OK;
 }

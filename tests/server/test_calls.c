@@ -145,16 +145,20 @@ static void hear(heard *h, const char *stream) {
     }
 }
 
-static void ask(const char *word, const char *more, bool stream, http_response *r) {
+static void ask_limited(const char *word, const char *more, int limit, bool stream, http_response *r) {
     ms_text t = {0};
     ms_text_printf(&t,
-                   "{\"model\":\"moonshine\",\"max_tokens\":900,\"stream\":%s,\"messages\":[{\"role\":\"user\","
+                   "{\"model\":\"moonshine\",\"max_tokens\":%d,\"stream\":%s,\"messages\":[{\"role\":\"user\","
                    "\"content\":\"%s\"}]" TOOLS "%s}",
-                   stream ? "true" : "false", word, more);
+                   limit, stream ? "true" : "false", word, more);
     fixture_wait_idle(&f);
     http_call(f.port, "POST", "/v1/chat/completions", NULL, t.data, r);
     assert_int_equal(r->status, 200);
     ms_text_free(&t);
+}
+
+static void ask(const char *word, const char *more, bool stream, http_response *r) {
+    ask_limited(word, more, 900, stream, r);
 }
 
 /* Streamed and whole say the same; returns what was heard. */
@@ -244,6 +248,37 @@ static void one_call_is_one(void **state) {
     heard_free(&h);
 }
 
+/* Wherever the limit cuts: a call that cannot end within it is not shown, and stream and whole say the same. */
+static void limits_cut_no_call(void **state) {
+    (void)state;
+    size_t counts[3] = {0};
+    for (int limit = 1; limit < 400; limit += 1 + limit / 30) {
+        http_response whole, stream;
+        heard h;
+        char finish[64];
+        ask_limited("twocalls", "", limit, false, &whole);
+        ask_limited("twocalls", "", limit, true, &stream);
+        hear(&h, stream.body.data);
+        if (h.failed) fail_msg("%d: %s\n%s", limit, whole.body.data, stream.body.data);
+        (void)snprintf(finish, sizeof finish, "\"finish_reason\":\"%s\"", http_text(&whole, "choices.0.finish_reason"));
+        assert_non_null(strstr(stream.body.data, finish));
+        const ms_json *calls = ms_json_get(
+            ms_json_get(ms_json_at(ms_json_get(http_json(&whole), "choices"), 0), "message"), "tool_calls");
+        assert_int_equal(calls ? calls->count : 0, h.count);
+        assert_true(h.count <= 2);
+        for (size_t i = 0; i < h.count; i++) {
+            char path[80];
+            (void)snprintf(path, sizeof path, "choices.0.message.tool_calls.%zu.function.arguments", i);
+            assert_string_equal(http_text(&whole, path), h.arguments[i].data);
+        }
+        counts[h.count]++;
+        heard_free(&h);
+        http_free(&whole);
+        http_free(&stream);
+    }
+    for (size_t i = 0; i < 3; i++) assert_true(counts[i] > 0);
+}
+
 /* Text that may become a stop string waits, so calls wait behind it. */
 static void text_stays_before_calls(void **state) {
     (void)state;
@@ -286,7 +321,7 @@ static void other_apis(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        BOTH(pieces_are_the_whole),    BOTH(pieces_come_live), BOTH(one_call_is_one),
+        BOTH(pieces_are_the_whole),    BOTH(pieces_come_live), BOTH(one_call_is_one), BOTH(limits_cut_no_call),
         BOTH(text_stays_before_calls), BOTH(other_apis),
     };
     return cmocka_run_group_tests(tests, make_mimo, remove_mimo);
