@@ -21,8 +21,8 @@ typedef struct ms_constraint ms_constraint;
 ms_status ms_constraints_create(ms_constraints **out, const ms_text_model *model, ms_error *err);
 void ms_constraints_destroy(ms_constraints *c);
 
-/* *out: NULL when nothing constrains the reply.  Tools whose schema is not compiled are added to q->ignored.  Refused also
- * when q->max_tokens is less than any reply takes. */
+/* *out: NULL when nothing constrains the reply.  Tools whose schema is not compiled are added to q->ignored.  Refused
+ * also when q->max_tokens is less than any reply takes. */
 bool ms_constraints_get(ms_constraints *c, ms_api_request *q, ms_constraint **out, ms_api_error *e);
 /* Tokens that the shortest reply takes, where the whole reply must fit into its limit; else 1. */
 uint32_t ms_constraint_least(const ms_constraint *c);

@@ -27,7 +27,7 @@ enum {
     HEADERS_S = IDLE_S + 10,     /* for the headers of one request, however slowly they come */
     CONNECTION_BYTES = 80 << 10, /* request line and headers */
     THREAD_STACK_BYTES = 1 << 20,
-    FINISH_S = 2, /* at the end, for answers that are due */
+    FINISH_S = 2,       /* at the end, for answers that are due */
     BODIES_AT_ONCE = 8, /* of the largest size */
     DISCARD_FACTOR = 4  /* a chunked body that is too large is read so much further for the answer to arrive */
 };
@@ -337,10 +337,9 @@ static ms_status start(ms_front *f, ms_error *err) {
             MHD_USE_ITC | MHD_USE_ERROR_LOG,
         0, NULL, NULL, on_request, f, MHD_OPTION_EXTERNAL_LOGGER, no_log, NULL, MHD_OPTION_NOTIFY_COMPLETED,
         on_completed, f, MHD_OPTION_NOTIFY_CONNECTION, on_connection, f, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, f,
-        MHD_OPTION_URI_LOG_CALLBACK, on_uri, f,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S, MHD_OPTION_CONNECTION_LIMIT, (unsigned)INT_MAX,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_THREAD_STACK_SIZE,
-        (size_t)THREAD_STACK_BYTES, MHD_OPTION_END);
+        MHD_OPTION_URI_LOG_CALLBACK, on_uri, f, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)INT_MAX, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+        MHD_OPTION_THREAD_STACK_SIZE, (size_t)THREAD_STACK_BYTES, MHD_OPTION_END);
     if (!f->daemon) return ms_fail(err, MS_ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());
     int code = pthread_create(&f->acceptor, NULL, accept_loop, f);
     if (code != 0) return ms_fail_errno(err, MS_ERR_IO, code, "the accepting thread");

@@ -5,7 +5,8 @@
  * stream.
  *
  * Left to libmicrohttpd: parsing, chunked bodies, 100-continue, HEAD, keep-alive, its answers to what is not HTTP
- * (400, 414 and 431 far beyond the limits, 505, with a page of its own), and closing without an answer when a client stops in the middle.
+ * (400, 414 and 431 far beyond the limits, 505, with a page of its own), and closing without an answer when a client
+ * stops in the middle.
  *
  * Owns: listening sockets, connections, bodies.  Does not own: routes, keys, log.
  * Threads: create, serve, drain and destroy on one thread; exchange functions on the thread of its handler.

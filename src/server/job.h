@@ -7,8 +7,8 @@
  *
  * Events become bytes at once, in a bounded queue.  While a reply is generated the inference thread never waits for a
  * client: when the queue is full the client counts as gone.  What was held back and is handed over at the end comes
- * faster than any client reads: then, and behind a single large event, the thread waits for the client, write_ns in all.
- * Keepalives are made by whoever waits for bytes, so they need no boundary.
+ * faster than any client reads: then, and behind a single large event, the thread waits for the client, write_ns in
+ * all. Keepalives are made by whoever waits for bytes, so they need no boundary.
  *
  * Owns: request, rendering, writer, queue.  Reference counted: both sides hold one.
  * Threads: as above; everything that both touch is behind the lock or atomic.

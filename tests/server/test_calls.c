@@ -262,8 +262,8 @@ static void limits_cut_no_call(void **state) {
         if (h.failed) fail_msg("%d: %s\n%s", limit, whole.body.data, stream.body.data);
         (void)snprintf(finish, sizeof finish, "\"finish_reason\":\"%s\"", http_text(&whole, "choices.0.finish_reason"));
         assert_non_null(strstr(stream.body.data, finish));
-        const ms_json *calls = ms_json_get(
-            ms_json_get(ms_json_at(ms_json_get(http_json(&whole), "choices"), 0), "message"), "tool_calls");
+        const ms_json *calls =
+            ms_json_get(ms_json_get(ms_json_at(ms_json_get(http_json(&whole), "choices"), 0), "message"), "tool_calls");
         assert_int_equal(calls ? calls->count : 0, h.count);
         assert_true(h.count <= 2);
         for (size_t i = 0; i < h.count; i++) {
@@ -321,8 +321,8 @@ static void other_apis(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        BOTH(pieces_are_the_whole),    BOTH(pieces_come_live), BOTH(one_call_is_one), BOTH(limits_cut_no_call),
-        BOTH(text_stays_before_calls), BOTH(other_apis),
+        BOTH(pieces_are_the_whole), BOTH(pieces_come_live),        BOTH(one_call_is_one),
+        BOTH(limits_cut_no_call),   BOTH(text_stays_before_calls), BOTH(other_apis),
     };
     return cmocka_run_group_tests(tests, make_mimo, remove_mimo);
 }

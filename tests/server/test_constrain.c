@@ -292,12 +292,9 @@ static void free_text_is_cut(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_that_are_required),
-        cmocka_unit_test(formats),
-        cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(free_text_is_cut),
-        cmocka_unit_test(limits_that_are_too_small),
-        cmocka_unit_test(a_context_that_is_too_small),
+        cmocka_unit_test(calls_that_are_required),   cmocka_unit_test(formats),
+        cmocka_unit_test(what_is_refused),           cmocka_unit_test(free_text_is_cut),
+        cmocka_unit_test(limits_that_are_too_small), cmocka_unit_test(a_context_that_is_too_small),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -49,9 +49,8 @@ static int begin_post_to(const char *path, const char *body) {
     ms_text t = {0};
     int fd = http_connect(f.port);
     assert_true(fd >= 0);
-    ms_text_printf(
-        &t, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s", path,
-        strlen(body), body);
+    ms_text_printf(&t, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+                   path, strlen(body), body);
     assert_true(http_send(fd, t.data, t.len));
     ms_text_free(&t);
     return fd;
@@ -345,8 +344,8 @@ static void held_content_waits_for_its_reader(void **state) {
     size_t logprobs = 0;
     post(fixture_body("bigobj", HELD), &r);
     assert_int_equal(r.status, 200);
-    const ms_json *whole = ms_json_get(
-        ms_json_get(ms_json_at(ms_json_get(http_json(&r), "choices"), 0), "logprobs"), "content");
+    const ms_json *whole =
+        ms_json_get(ms_json_get(ms_json_at(ms_json_get(http_json(&r), "choices"), 0), "logprobs"), "content");
     assert_true(r.body.len > 10 * f.o.queue_bytes);
     fixture_wait_idle(&f);
     int fd = begin_post(fixture_body("bigobj", HELD ",\"stream\":true"));
@@ -378,8 +377,8 @@ static void large_last_events(void **state) {
     for (int i = 0; i < 2000; i++) ms_text_puts(&say, "said ");
     script_say(&f.engine, "muchtext", think.data, say.data);
     run();
-    int fd = begin_post_to("/v1/responses",
-                           "{\"model\":\"moonshine\",\"stream\":true,\"max_output_tokens\":9000,\"input\":\"muchtext\"}");
+    int fd = begin_post_to(
+        "/v1/responses", "{\"model\":\"moonshine\",\"stream\":true,\"max_output_tokens\":9000,\"input\":\"muchtext\"}");
     char piece[16384];
     for (ssize_t n; (n = recv(fd, piece, sizeof piece, 0)) > 0;) ms_text_append(&all, piece, (size_t)n);
     const char *last = strstr(all.data, "event: response.completed");

@@ -528,15 +528,15 @@ static void addresses(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(requests_in_a_row),   cmocka_unit_test(a_connection_ends_after_100_requests),
-        cmocka_unit_test(chunked_bodies),      cmocka_unit_test(a_chunked_body_that_grows),
-        cmocka_unit_test(broken_framing),      cmocka_unit_test(expectations),
-        cmocka_unit_test(paths_and_methods),   cmocka_unit_test(large_heads),
-        cmocka_unit_test(long_request_lines),
-        cmocka_unit_test(content_types),       cmocka_unit_test(large_and_strange_bodies),
-        cmocka_unit_test(slow_writers),        cmocka_unit_test(too_many_connections),
-        cmocka_unit_test(origins_are_checked), cmocka_unit_test(keys_are_checked),
-        cmocka_unit_test(addresses),           cmocka_unit_test(connections_in_a_burst),
+        cmocka_unit_test(requests_in_a_row),        cmocka_unit_test(a_connection_ends_after_100_requests),
+        cmocka_unit_test(chunked_bodies),           cmocka_unit_test(a_chunked_body_that_grows),
+        cmocka_unit_test(broken_framing),           cmocka_unit_test(expectations),
+        cmocka_unit_test(paths_and_methods),        cmocka_unit_test(large_heads),
+        cmocka_unit_test(long_request_lines),       cmocka_unit_test(content_types),
+        cmocka_unit_test(large_and_strange_bodies), cmocka_unit_test(slow_writers),
+        cmocka_unit_test(too_many_connections),     cmocka_unit_test(origins_are_checked),
+        cmocka_unit_test(keys_are_checked),         cmocka_unit_test(addresses),
+        cmocka_unit_test(connections_in_a_burst),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
