@@ -19,12 +19,14 @@
 #include "store/mzg2_encode.h"
 #include "store/mzg2_parallel.h"
 
+#define COUNT(a) (sizeof(a) / sizeof *(a))
 enum { EXPERTS = 2, MAX_RATES = 8 };
 #define MEASURE_NS 500000000ull
 
 typedef struct store_flags {
     uint32_t hidden, inner, tokens;
     ms_option_list rates;
+    double gb[MAX_RATES]; /* the same as numbers */
 } store_flags;
 
 #define FIELD(f) offsetof(store_flags, f)
@@ -343,14 +345,17 @@ static ms_status bench_rate(const ms_engine_options *base, const char *store, do
 
 static ms_status bench_tokens(const ms_engine_options *base, const store_flags *f, ms_error *err) {
     static const double usual[] = {1, 3, 7};
-    size_t count = f->rates.count ? f->rates.count : sizeof usual / sizeof usual[0];
+    size_t count = f->rates.count ? f->rates.count : COUNT(usual);
     if (!base->store) return ms_fail(err, MS_ERR_USAGE, "MODEL: expected --store with it");
     for (size_t i = 0; i < count; i++) {
-        double gb = f->rates.count ? strtod(f->rates.items[i], NULL) : usual[i];
-        if (!(gb > 0.001 && gb < 1000))
-            return ms_fail(err, MS_ERR_USAGE, "--rate: expected 0.001 to 1000, found %s", f->rates.items[i]);
-        MS_TRY(bench_rate(base, base->store, gb, f->tokens, err));
+        MS_TRY(bench_rate(base, base->store, f->rates.count ? f->gb[i] : usual[i], f->tokens, err));
     }
+    return MS_OK;
+}
+
+static ms_status read_rates(store_flags *f, ms_error *err) {
+    for (size_t i = 0; i < f->rates.count; i++)
+        MS_TRY(ms_option_parse_real(&f->gb[i], "--rate", f->rates.items[i], 0.001, 1000, err));
     return MS_OK;
 }
 
@@ -372,7 +377,8 @@ int ms_bench_store(int argc, char **argv) {
     int code = ms_command_parse(&set, argc, argv, &r);
     if (code >= 0) return code;
     ms_error err;
-    ms_status st;
+    ms_status st = read_rates(&flags, &err);
+    if (st != MS_OK) return ms_command_fail(set.program, &err);
     if (r.arg_count == 0) {
         st = bench_codec((ms_expert_shape){.hidden = flags.hidden, .inner = flags.inner}, model_flags.threads,
                          model_flags.backend, &err);

@@ -296,6 +296,7 @@ static int serve(program *p) {
         }
         if (byte != BYTE_STOP) continue;
         if (state == MS_WORKER_LOADING) { /* loading cannot be stopped half way: nothing is written then */
+            ms_server_hang_up(p->server);
             log_stop(p, "signal");
             _exit(0);
         }

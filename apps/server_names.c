@@ -12,7 +12,12 @@ _Static_assert((int)NAMES == (int)SERVER_NAMES, "one flag a name");
 static const char *const on_off[] = {"off", "on", NULL};
 
 const ms_option server_name_table[] = {
-    {.name = "slots", .type = MS_OPTION_U32, .offset = FIELD(slots), .arg = "N", .max = 65536, .help = "Same as --experts."},
+    {.name = "slots",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(slots),
+     .arg = "N",
+     .max = 65536,
+     .help = "Same as --experts."},
     {.name = "prefill-chunk",
      .type = MS_OPTION_U32,
      .offset = FIELD(prefill_chunk),
@@ -46,6 +51,7 @@ const ms_option server_name_table[] = {
      .help = "Same as --prefix-reuse (default: on)."},
     {.name = "prefix-cache-dir",
      .type = MS_OPTION_STRING,
+     .filled = true,
      .offset = FIELD(cache_dir),
      .arg = "DIR",
      .help = "Same as --prefix-checkpoint-root."},

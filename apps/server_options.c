@@ -32,11 +32,13 @@ static const ms_option network[] = {
      .help = "Key that clients must send. Prefer --api-key-file: arguments can be seen by others."},
     {.name = "api-key-file",
      .type = MS_OPTION_STRING,
+     .filled = true,
      .offset = FIELD(api_key_file),
      .arg = "FILE",
      .help = "Keys, one a line, in a file that only its owner may read."},
     {.name = "cors-origin",
      .type = MS_OPTION_LIST,
+     .filled = true,
      .offset = FIELD(origins),
      .arg = "ORIGIN",
      .help = "Lets pages of this origin use the server (repeatable)."},
@@ -72,11 +74,13 @@ static const ms_option network[] = {
 static const ms_option requests[] = {
     {.name = "model-id",
      .type = MS_OPTION_STRING,
+     .filled = true,
      .offset = FIELD(model_id),
      .arg = "ID",
      .help = "Name of the model (default: the model family's)."},
     {.name = "model-alias",
      .type = MS_OPTION_LIST,
+     .filled = true,
      .offset = FIELD(aliases),
      .arg = "NAME[,NAME]",
      .help = "Other names that requests may use."},
@@ -144,6 +148,7 @@ static const ms_option requests[] = {
      .help = "Memory for states of other conversations (default: four states, at most a quarter of what is free)."},
     {.name = "prefix-checkpoint-root",
      .type = MS_OPTION_STRING,
+     .filled = true,
      .offset = FIELD(checkpoint_root),
      .arg = "DIR",
      .help = "Also keeps states in this folder (mode 0700), over restarts. They hold conversations."},
@@ -177,6 +182,7 @@ static const ms_option operation[] = {
      .help = "Serve GET /slots and, with a checkpoint root, POST /slots/0."},
     {.name = "decode-diagnostics",
      .type = MS_OPTION_STRING,
+     .filled = true,
      .offset = FIELD(diagnostics),
      .arg = "PREFIX",
      .help = "Write which experts each reply used to PREFIX.*.csv, which must be new. They tell what was said."},
@@ -207,19 +213,43 @@ static ms_status split_aliases(server_options *o, ms_error *err) {
     char *to = o->alias_text = malloc(total);
     if (!to) return ms_fail_memory(err, "--model-alias", total);
     for (size_t i = 0; i < o->aliases.count; i++) {
-        for (const char *s = o->aliases.items[i]; *s;) {
+        for (const char *s = o->aliases.items[i]; s;) {
             size_t len = strcspn(s, ",");
-            if (len && n == SERVER_NAMES_MAX) {
+            if (!len) {
+                return ms_fail(err, MS_ERR_USAGE, "--model-alias: expected names separated by commas, found \"%.80s\"",
+                               o->aliases.items[i]);
+            }
+            if (n == SERVER_NAMES_MAX) {
                 return ms_fail(err, MS_ERR_USAGE, "--model-alias: expected at most %d names", SERVER_NAMES_MAX);
             }
-            if (len) {
-                memcpy(to, s, len);
-                to[len] = 0;
-                o->alias_names[n++] = to;
-                to += len + 1;
-            }
-            s += len + (s[len] == ',');
+            memcpy(to, s, len);
+            to[len] = 0;
+            o->alias_names[n++] = to;
+            to += len + 1;
+            s = s[len] ? s + len + 1 : NULL;
         }
+    }
+    return MS_OK;
+}
+
+/* An origin as browsers send it: scheme://host, a port perhaps, nothing behind. */
+static bool is_origin(const char *s) {
+    size_t scheme = strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.");
+    if (strcmp(s, "null") == 0) return true;
+    if (!scheme || strncmp(s + scheme, "://", 3) != 0 || !s[scheme + 3]) return false;
+    for (const char *c = s + scheme + 3; *c; c++) {
+        if (*c <= ' ' || *c >= 0x7F || strchr("/?#@,*\\\"", *c)) return false;
+    }
+    return true;
+}
+
+static ms_status take_origins(server_options *o, ms_error *err) {
+    for (size_t i = 0; i < o->origins.count; i++) {
+        o->origin_names[i] = o->origins.items[i];
+        if (!is_origin(o->origin_names[i]))
+            return ms_fail(err, MS_ERR_USAGE,
+                           "--cors-origin: expected one origin like https://app.example:8443, found \"%.80s\"",
+                           o->origin_names[i]);
     }
     return MS_OK;
 }
@@ -271,8 +301,8 @@ int server_options_parse(server_options *o, int argc, char **argv) {
     }
     if (o->forget_experts) o->prefix_reuse = 0;
     o->prefix_memory_given = ms_options_given(&set, &r, "prefix-memory");
-    for (size_t i = 0; i < o->origins.count; i++) o->origin_names[i] = o->origins.items[i];
-    ms_status status = server_names_parsed(o, &set, &r, &err);
+    ms_status status = take_origins(o, &err);
+    if (status == MS_OK) status = server_names_parsed(o, &set, &r, &err);
     if (status == MS_OK) status = split_aliases(o, &err);
     return status == MS_OK ? -1 : ms_command_fail(set.program, &err);
 }

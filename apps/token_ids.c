@@ -11,13 +11,23 @@
 enum { MAX_IDS_FILE = 64 << 20 };
 
 static ms_status parse_ids(const char *text, size_t len, const char *name, ms_ids *out, ms_error *err) {
+    const size_t before = out->count;
     if (strlen(text) != len)
         return ms_fail(err, MS_ERR_USAGE,
                        "%s: expected token ids separated by commas or spaces, found a NUL byte at offset %zu", name,
                        strlen(text));
+    bool due = true; /* an id, before the next comma */
     for (const char *p = text;;) {
-        p += strspn(p, ", \t\r\n[]");
+        p += strspn(p, " \t\r\n[]");
+        if (!*p && due && out->count > before)
+            return ms_fail(err, MS_ERR_USAGE, "%s: expected a token id behind the last comma, found the end", name);
         if (!*p) return MS_OK;
+        if (*p == ',' && !due) {
+            due = true;
+            p++;
+            continue;
+        }
+        due = false;
         size_t digits = strspn(p, "0123456789");
         char *end;
         unsigned long long v = digits && digits <= 10 ? strtoull(p, &end, 10) : UINT64_MAX;

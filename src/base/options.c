@@ -115,6 +115,16 @@ static ms_status parse_real(double *out, const char *name, const ms_option *o, c
     return MS_OK;
 }
 
+ms_status ms_option_parse_real(double *out, const char *name, const char *text, double low, double high,
+                               ms_error *err) {
+    const ms_option bounds = {.low = low, .high = high};
+    return parse_real(out, name, &bounds, text, err);
+}
+
+static ms_status fail_empty(const char *name, const ms_option *o, ms_error *err) {
+    return ms_fail(err, MS_ERR_USAGE, "%s: expected %s, found \"\"", name, o->arg ? o->arg : "a value");
+}
+
 /* The choices as "a, b or c" or, for the help text, "a|b|c". */
 static void write_choices(ms_text *t, const ms_option *o, bool sentence) {
     for (size_t i = 0; o->choices[i]; i++) {
@@ -153,9 +163,11 @@ static ms_status store(const ms_option_group *g, const ms_option *o, const char 
         *(int *)(void *)field = o->set;
         return MS_OK;
     case MS_OPTION_STRING:
+        if (o->filled && !*text) return fail_empty(name, o, err);
         *(const char **)(void *)field = text;
         return MS_OK;
     case MS_OPTION_LIST: {
+        if (o->filled && !*text) return fail_empty(name, o, err);
         ms_option_list *list = (ms_option_list *)(void *)field;
         size_t most = o->max && o->max < MS_OPTION_LIST_MAX ? (size_t)o->max : MS_OPTION_LIST_MAX;
         if (list->count == most) {

@@ -52,6 +52,7 @@ typedef struct ms_option {
     bool low_open, high_open;   /* REAL: the bound itself is not permitted */
     int set;                    /* SET */
     const char *const *choices; /* CHOICE: NULL-terminated */
+    bool filled;                /* STRING, LIST: an empty value is refused */
     const char *word;           /* U32: a word that stands for UINT32_MAX, beside the numbers; may be NULL */
 } ms_option;
 
@@ -101,6 +102,7 @@ void ms_options_help(const ms_option_set *set, ms_text *out);
 /* Single values by the same rules; `name` goes in front of the message ("/max", "--context"). */
 ms_status ms_option_parse_u64(uint64_t *out, const char *name, const char *text, uint64_t min, uint64_t max,
                               ms_error *err);
+ms_status ms_option_parse_real(double *out, const char *name, const char *text, double low, double high, ms_error *err);
 ms_status ms_option_parse_bytes(uint64_t *out, const char *name, const char *text, uint64_t min, uint64_t max,
                                 ms_error *err);
 

@@ -163,21 +163,39 @@ static ms_status is_copy(const char *path, const char *shard, bool *out, ms_erro
     return st;
 }
 
+ms_status ms_expert_dirs_check(const char *dirs, ms_error *err) {
+    for (const char *dir = dirs; dir;) {
+        size_t len = strcspn(dir, ",");
+        char path[4096];
+        struct stat st;
+        int n = snprintf(path, sizeof path, "%.*s", (int)len, dir);
+        if (n < 0 || (size_t)n >= sizeof path) return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: a path is too long");
+        if (!len)
+            return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: expected folders separated by commas, found %s", dirs);
+        if (stat(path, &st) != 0)
+            return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: %s: expected a folder, found %s", path, strerror(errno));
+        if (!S_ISDIR(st.st_mode))
+            return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: %s: expected a folder, found a file", path);
+        dir = dir[len] ? dir + len + 1 : NULL;
+    }
+    return MS_OK;
+}
+
 static ms_status add_copies(ms_expert_service *s, const char *shard, shard_files *files, ms_error *err) {
     const char *name = strrchr(shard, '/') ? strrchr(shard, '/') + 1 : shard;
-    for (const char *dir = s->options.dirs; dir && *dir;) {
+    for (const char *dir = s->options.dirs; dir;) {
         size_t len = strcspn(dir, ",");
         char path[4096];
         unsigned number;
         bool copy = false;
         int n = snprintf(path, sizeof path, "%.*s/%s", (int)len, dir, name);
         if (n < 0 || (size_t)n >= sizeof path) return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: a path is too long");
-        if (len) MS_TRY(is_copy(path, shard, &copy, err));
+        MS_TRY(is_copy(path, shard, &copy, err));
         if (copy) {
             MS_TRY(ms_reader_add_file(s->reader, path, &number, err));
             files->copies++;
         }
-        dir += len + (dir[len] == ',');
+        dir = dir[len] ? dir + len + 1 : NULL;
     }
     return MS_OK;
 }
@@ -198,7 +216,7 @@ static ms_status add_expert_files(ms_expert_service *s, ms_error *err) {
         copies += files->copies - 1;
         used++;
     }
-    if (s->options.dirs && *s->options.dirs && used && !copies)
+    if (s->options.dirs && used && !copies)
         return ms_fail(err, MS_ERR_USAGE, "--expert-dirs: no folder of %s has a copy of a file with experts",
                        s->options.dirs);
     return MS_OK;

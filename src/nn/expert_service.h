@@ -48,6 +48,9 @@ uint64_t ms_expert_staging_bytes_total(const ms_expert_table *t, const ms_expert
 uint64_t ms_expert_scratch_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
 uint64_t ms_expert_table_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
 
+/* Whether every folder of such a list (`dirs`; NULL: none) is there. */
+ms_status ms_expert_dirs_check(const char *dirs, ms_error *err);
+
 ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, const ms_checkpoint *c, const ms_expert_table *table,
                                    const ms_expert_service_options *options, ms_error *err);
 void ms_expert_service_destroy(ms_expert_service *s);

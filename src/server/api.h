@@ -101,6 +101,7 @@ typedef struct ms_api_request {
     bool thinking;       /* after the lane's default */
     const char *effort;  /* static text of the limits' list; NULL: none */
     uint64_t max_tokens; /* resolved, within the ceiling; the context's room is not applied yet */
+    const char *max_tokens_key; /* static text: the field that says so, or would */
     bool clamped;
 
     bool sampled; /* temperature > 0 and top_k != 1 */

@@ -39,6 +39,7 @@ bool ms_api_max_tokens(ms_api_parse *p, const char *first, const char *second, u
         ms_api_ignore(p, &unread);
     }
     ms_api_path at = {.key = key};
+    p->r->max_tokens_key = key;
     if (!v) {
         if (required) return ms_api_bad(p, &at, "missing_field", "this field is required");
         p->r->max_tokens = fallback < ceiling ? fallback : ceiling;

@@ -303,6 +303,7 @@ static ms_job *new_job(ms_server *s, const ms_api_codec *codec, ms_exchange *x, 
     }
     j->codec = codec;
     j->max_queue_bytes = s->o.queue_bytes;
+    j->write_ns = (uint64_t)s->o.io_timeout_s * UINT64_C(1000000000);
     (void)snprintf(j->id, sizeof j->id, "%s", ms_exchange_id(x));
     (void)snprintf(j->peer, sizeof j->peer, "%s", ms_exchange_peer(x));
     bool good = parse(s, codec, x, &j->request, false, e);

@@ -15,6 +15,7 @@ struct ms_constraint {
     ms_text key;
     ms_text ignored; /* comma list */
     bool always_complete;
+    uint32_t least; /* ms_constraint_least */
     atomic_uint references;
 };
 
@@ -49,6 +50,8 @@ void ms_constraints_destroy(ms_constraints *c) {
     (void)pthread_mutex_destroy(&c->lock);
     free(c);
 }
+
+uint32_t ms_constraint_least(const ms_constraint *c) { return c->least; }
 
 void ms_constraint_release(ms_constraint *c) {
     if (!c || atomic_fetch_sub(&c->references, 1) != 1) return;
@@ -137,14 +140,26 @@ static bool refuse(const making *m, const ms_api_request *q, const ms_reply_repo
                        "exactly; param points to it");
 }
 
+/* Nobody else has the constraint yet, so its masks may be used on this thread. */
+static ms_status measure(ms_constraint *out, ms_error *err) {
+    ms_matcher *m;
+    out->least = 1;
+    if (!out->always_complete) return MS_OK;
+    MS_TRY(ms_matcher_create(&m, out->grammar, err));
+    ms_status status = ms_mask_tokens_needed(out->masks, m, &out->least, err);
+    ms_matcher_destroy(m);
+    return status;
+}
+
 static bool make(ms_constraints *c, making *m, const ms_api_request *q, ms_constraint *out, ms_api_error *e) {
     ms_reply_report report = {.fault_tool = MS_REPLY_RESPONSE, .unconstrained = m->unconstrained};
     ms_error err;
     ms_status status = c->model->lane->reply_grammar(&out->grammar, c->model->tokenizer, &m->rules, &report, &err);
     if (status == MS_OK) status = ms_mask_cache_create(&out->masks, out->grammar, c->vocabulary, &err);
-    if (status != MS_OK) return refuse(m, q, &report, status, e);
     out->vocabulary = c->vocabulary;
     out->always_complete = m->rules.format != MS_REPLY_TEXT || m->rules.choice == MS_REPLY_MUST_CALL;
+    if (status == MS_OK) status = measure(out, &err);
+    if (status != MS_OK) return refuse(m, q, &report, status, e);
     for (size_t i = 0; i < m->rules.tool_count; i++) {
         if (!m->unconstrained[i]) continue;
         ms_text_printf(&out->ignored, "%stools[%zu].parameters(grammar)", out->ignored.len ? "," : "", m->numbers[i]);
@@ -209,6 +224,12 @@ bool ms_constraints_get(ms_constraints *c, ms_api_request *q, ms_constraint **ou
     making m;
     bool good = prepare(&m, q) ? get(c, &m, q, out, e) : ms_api_fail(e, 500, "internal_error", "", "out of memory");
     unprepare(&m);
+    if (good && (*out)->least > q->max_tokens) {
+        return ms_api_fail(e, 400, "out_of_range", q->max_tokens_key,
+                           "%s: expected at least %u, which the shortest reply takes that keeps to tool_choice and the "
+                           "response format, found %llu",
+                           q->max_tokens_key, (*out)->least, (unsigned long long)q->max_tokens);
+    }
     if (good && (*out)->ignored.len) {
         if (q->ignored.len) ms_text_puts(&q->ignored, ",");
         ms_text_append(&q->ignored, (*out)->ignored.data, (*out)->ignored.len);
@@ -233,6 +254,13 @@ ms_status ms_held_next(ms_held *h, bool in_tools, uint64_t remaining, ms_error *
 ms_status ms_held_take(ms_held *h, uint32_t id, ms_error *err) {
     if (ms_matcher_token(h->matcher, h->constraint->vocabulary, id)) return MS_OK;
     return ms_fail(err, MS_ERR_INTERNAL, "a token that the mask allowed does not fit the grammar");
+}
+
+ms_status ms_held_fits(const ms_held *h, uint64_t remaining, bool *fits, ms_error *err) {
+    uint32_t needed;
+    MS_TRY(ms_mask_tokens_needed(h->constraint->masks, h->matcher, &needed, err));
+    *fits = needed <= remaining;
+    return MS_OK;
 }
 
 void ms_held_end(ms_held *h) {

@@ -21,8 +21,11 @@ typedef struct ms_constraint ms_constraint;
 ms_status ms_constraints_create(ms_constraints **out, const ms_text_model *model, ms_error *err);
 void ms_constraints_destroy(ms_constraints *c);
 
-/* *out: NULL when nothing constrains the reply.  Tools whose schema is not compiled are added to q->ignored. */
+/* *out: NULL when nothing constrains the reply.  Tools whose schema is not compiled are added to q->ignored.  Refused
+ * also when q->max_tokens is less than any reply takes. */
 bool ms_constraints_get(ms_constraints *c, ms_api_request *q, ms_constraint **out, ms_api_error *e);
+/* Tokens that the shortest reply takes, where the whole reply must fit into its limit; else 1. */
+uint32_t ms_constraint_least(const ms_constraint *c);
 void ms_constraint_release(ms_constraint *c); /* NULL is fine */
 
 /* One reply being held to a constraint. */
@@ -36,6 +39,8 @@ ms_status ms_held_begin(ms_held *h, ms_constraint *c, ms_error *err);
 /* The tokens that may come next; remaining: tokens left, that one included. */
 ms_status ms_held_next(ms_held *h, bool in_tools, uint64_t remaining, ms_error *err);
 ms_status ms_held_take(ms_held *h, uint32_t id, ms_error *err);
+/* Whether what was read can be completed in the tokens that remain. */
+ms_status ms_held_fits(const ms_held *h, uint64_t remaining, bool *fits, ms_error *err);
 void ms_held_end(ms_held *h);
 
 /* Whether content is what the response format asks for; independent of any grammar. */

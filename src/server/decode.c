@@ -5,8 +5,13 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/utf8.h"
 
-enum { PROGRESS_TOKENS = 64 };
+enum {
+    PROGRESS_TOKENS = 64,
+    PIECE_TOKENS = 16, /* with their log probabilities */
+    PIECE_BYTES = 16384
+};
 static const float logprob_floor = -9999.0f;
 
 /* ------------------------------------------------------------------ life */
@@ -124,13 +129,35 @@ static ms_status add_logprob(ms_decode *d, const float *logits, uint32_t id, ms_
 
 /* ------------------------------------------------------------------ text */
 
-/* Gives out response text up to the end of `shown`, with the tokens that made it. */
+/* Bytes of whole code points at the beginning of a text, at most `most`; not 0 unless the text is empty. */
+static size_t whole_part(const char *s, size_t len, size_t most) {
+    if (len <= most) return len;
+    size_t n = ms_utf8_valid_prefix(s, most);
+    return n ? n : len;
+}
+
+/* The next tokens' text.  What the tokens do not spell comes with the last of them. */
+static size_t piece_text(const ms_decode *d, const ms_api_logprob *tokens, size_t count, bool last) {
+    const char *text = d->shown.data + d->held_from;
+    size_t left = d->shown.len - d->held_from, bytes = 0;
+    for (size_t i = 0; i < count; i++) bytes += tokens[i].len;
+    if (last) return whole_part(text, left, PIECE_BYTES);
+    return bytes && left ? ms_utf8_valid_prefix(text, bytes < left ? bytes : left) : 0;
+}
+
+/* Gives out response text up to the end of `shown`, with the tokens that made it: in pieces that the client's queue can
+ * take one by one. */
 static void show_response(ms_decode *d) {
-    size_t len = d->shown.len - d->held_from;
-    if (d->hold || !len) return;
-    ms_job_text(d->job, MS_CHANNEL_RESPONSE, d->shown.data + d->held_from, len, d->logprobs.items, d->logprobs.count);
+    const ms_logprob_list *l = &d->logprobs;
+    if (d->hold || d->held_from == d->shown.len) return;
+    for (size_t i = 0; i < l->count || d->held_from < d->shown.len;) {
+        size_t count = l->count - i < PIECE_TOKENS ? l->count - i : PIECE_TOKENS;
+        size_t len = piece_text(d, l->items + i, count, i + count == l->count);
+        ms_job_text(d->job, MS_CHANNEL_RESPONSE, d->shown.data + d->held_from, len, l->items + i, count);
+        d->held_from += len;
+        i += count;
+    }
     d->logprobs.count = 0;
-    d->held_from = d->shown.len;
 }
 
 void ms_decode_release(ms_decode *d) {
@@ -162,9 +189,11 @@ static ms_status begin_call(ms_decode *d, const char *name, size_t len, ms_error
 }
 
 static void show_arguments(ms_decode *d, const char *text, size_t len) {
-    if (len <= d->call_shown) return;
-    ms_job_call_arguments(d->job, text + d->call_shown, len - d->call_shown);
-    d->call_shown = len;
+    while (d->call_shown < len) {
+        size_t n = whole_part(text + d->call_shown, len - d->call_shown, PIECE_BYTES);
+        ms_job_call_arguments(d->job, text + d->call_shown, n);
+        d->call_shown += n;
+    }
 }
 
 ms_status ms_decode_calls(ms_decode *d, const ms_tool_call *calls, size_t count, ms_error *err) {
@@ -185,7 +214,12 @@ static ms_status show_calls(ms_decode *d, ms_error *err) {
     size_t most = d->job->request.parallel_tools ? v.count : 1;
     MS_TRY(ms_decode_calls(d, v.whole, v.count < most ? v.count : most, err));
     if (!v.name || (v.count && !d->job->request.parallel_tools)) return MS_OK;
-    if (d->calls_begun == d->calls_ended) MS_TRY(begin_call(d, v.name, v.name_len, err));
+    if (d->calls_begun == d->calls_ended) {
+        /* A call that the limit will cut is none in the end. */
+        MS_TRY(ms_held_fits(&d->held, d->limit - d->generated.count, &d->live_calls, err));
+        if (!d->live_calls) return MS_OK;
+        MS_TRY(begin_call(d, v.name, v.name_len, err));
+    }
     show_arguments(d, v.arguments, v.arguments_len);
     return MS_OK;
 }

@@ -27,6 +27,7 @@ enum {
     HEADERS_S = IDLE_S + 10,     /* for the headers of one request, however slowly they come */
     CONNECTION_BYTES = 80 << 10, /* request line and headers */
     THREAD_STACK_BYTES = 1 << 20,
+    FINISH_S = 2,       /* at the end, for answers that are due */
     BODIES_AT_ONCE = 8, /* of the largest size */
     DISCARD_FACTOR = 4  /* a chunked body that is too large is read so much further for the answer to arrive */
 };
@@ -99,13 +100,14 @@ static void on_connection(void *arg, struct MHD_Connection *c, void **slot, enum
     ms_front *f = arg;
     ms_socket *s = *slot;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
-        (void)atomic_fetch_sub(&f->connections, 1);
-        if (!s) return;
-        (void)pthread_mutex_lock(&f->lock);
-        *s->link = s->next;
-        if (s->next) s->next->link = s->link;
-        (void)pthread_mutex_unlock(&f->lock);
-        free(s);
+        if (s) {
+            (void)pthread_mutex_lock(&f->lock);
+            *s->link = s->next;
+            if (s->next) s->next->link = s->link;
+            (void)pthread_mutex_unlock(&f->lock);
+            free(s);
+        }
+        (void)atomic_fetch_sub(&f->connections, 1); /* last: is_owed counts what is not in the list */
         return;
     }
     s = calloc(1, sizeof *s);
@@ -123,10 +125,18 @@ static void on_connection(void *arg, struct MHD_Connection *c, void **slot, enum
     (void)pthread_mutex_unlock(&f->lock);
 }
 
-static void set_waiting(ms_socket *s, uint64_t since_ns) {
+static void begin_request(ms_socket *s) {
     if (!s) return;
     (void)pthread_mutex_lock(&s->front->lock);
-    s->waiting_since_ns = since_ns;
+    s->waiting_since_ns = 0;
+    s->requests++;
+    (void)pthread_mutex_unlock(&s->front->lock);
+}
+
+static void end_request(ms_socket *s) {
+    if (!s) return;
+    (void)pthread_mutex_lock(&s->front->lock);
+    s->waiting_since_ns = ms_clock_ns();
     (void)pthread_mutex_unlock(&s->front->lock);
 }
 
@@ -220,6 +230,7 @@ static ms_exchange *new_exchange(ms_front *f, struct MHD_Connection *c, const ch
     x->http_1_0 = strcmp(version, "HTTP/1.0") == 0;
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     x->socket = info ? info->socket_context : NULL;
+    x->line_bytes = strlen(method) + strlen(version) + 2 + (x->socket ? x->socket->uri_bytes : 0);
     info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     const struct sockaddr *a = info ? info->client_addr : NULL;
     socklen_t len = a && a->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
@@ -269,8 +280,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *c, const cha
         x = new_exchange(arg, c, method, version);
         *slot = x;
         if (!x) return MHD_NO;
-        set_waiting(x->socket, 0);
-        if (x->socket) x->socket->requests++;
+        begin_request(x->socket);
         ms_exchange_timeout(x, x->front->o.io_timeout_s);
         return ms_front_check(x, url) || x->answered ? MHD_YES : MHD_NO;
     }
@@ -292,8 +302,17 @@ static void on_completed(void *arg, struct MHD_Connection *c, void **slot, enum 
     *slot = NULL;
     if (x->done) x->done(x->done_arg, code == MHD_REQUEST_TERMINATED_COMPLETED_OK);
     ms_exchange_timeout(x, IDLE_S);
-    set_waiting(x->socket, ms_clock_ns());
+    end_request(x->socket);
     ms_exchange_free(x);
+}
+
+/* The only place that sees path and query as they came. */
+static void *on_uri(void *arg, const char *uri, struct MHD_Connection *c) {
+    (void)arg;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    ms_socket *s = info ? info->socket_context : NULL;
+    if (s) s->uri_bytes = strlen(uri);
+    return NULL;
 }
 
 /* Paths are decoded here, once, with their length in sight. */
@@ -318,9 +337,9 @@ static ms_status start(ms_front *f, ms_error *err) {
             MHD_USE_ITC | MHD_USE_ERROR_LOG,
         0, NULL, NULL, on_request, f, MHD_OPTION_EXTERNAL_LOGGER, no_log, NULL, MHD_OPTION_NOTIFY_COMPLETED,
         on_completed, f, MHD_OPTION_NOTIFY_CONNECTION, on_connection, f, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, f,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S, MHD_OPTION_CONNECTION_LIMIT, (unsigned)INT_MAX,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_THREAD_STACK_SIZE,
-        (size_t)THREAD_STACK_BYTES, MHD_OPTION_END);
+        MHD_OPTION_URI_LOG_CALLBACK, on_uri, f, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)INT_MAX, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+        MHD_OPTION_THREAD_STACK_SIZE, (size_t)THREAD_STACK_BYTES, MHD_OPTION_END);
     if (!f->daemon) return ms_fail(err, MS_ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());
     int code = pthread_create(&f->acceptor, NULL, accept_loop, f);
     if (code != 0) return ms_fail_errno(err, MS_ERR_IO, code, "the accepting thread");
@@ -359,10 +378,26 @@ static void stop_accepting(ms_front *f) {
     f->listener_count = 0;
 }
 
+/* Whether some connection has a request without an answer, or may still send its first one. */
+static bool is_owed(ms_front *f) {
+    unsigned idle = 0;
+    (void)pthread_mutex_lock(&f->lock);
+    for (const ms_socket *s = f->sockets; s; s = s->next) idle += s->waiting_since_ns && s->requests;
+    (void)pthread_mutex_unlock(&f->lock);
+    return atomic_load(&f->connections) > idle;
+}
+
+/* Who was accepted gets an answer, not just an end. */
+static void finish_answers(ms_front *f) {
+    uint64_t end = ms_clock_ns() + FINISH_S * UINT64_C(1000000000);
+    while (is_owed(f) && ms_clock_ns() < end) (void)poll(NULL, 0, 1);
+}
+
 void ms_front_destroy(ms_front *f) {
     if (!f) return;
     ms_front_drain(f);
     stop_accepting(f);
+    if (f->daemon) finish_answers(f);
     if (f->daemon) MHD_stop_daemon(f->daemon);
     if (f->wake_fd >= 0) (void)close(f->wake_fd);
     (void)pthread_mutex_destroy(&f->lock);

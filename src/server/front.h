@@ -5,7 +5,8 @@
  * stream.
  *
  * Left to libmicrohttpd: parsing, chunked bodies, 100-continue, HEAD, keep-alive, its answers to what is not HTTP
- * (400, 414, 431, 505 with a page of its own), and closing without an answer when a client stops in the middle.
+ * (400, 414 and 431 far beyond the limits, 505, with a page of its own), and closing without an answer when a client
+ * stops in the middle.
  *
  * Owns: listening sockets, connections, bodies.  Does not own: routes, keys, log.
  * Threads: create, serve, drain and destroy on one thread; exchange functions on the thread of its handler.
@@ -52,7 +53,8 @@ const char *ms_front_address(const ms_front *f);
 uint32_t ms_front_port(const ms_front *f);
 /* Every response from now on closes its connection; new ones are still answered. */
 void ms_front_drain(ms_front *f);
-/* Closes all connections and waits for their threads: no handler may block for ever any more. */
+/* Accepts no more, lets what was accepted get its answer for a moment, closes all connections and waits for their
+ * threads: no handler may block for ever any more. */
 void ms_front_destroy(ms_front *f);
 
 /* ------------------------------------------------------------------ one request and its response */

@@ -7,7 +7,7 @@
 
 #include "server/front_internal.h"
 
-enum { HEADERS_MAX = 100, HEADER_BYTES_MAX = 64 << 10, CLIENT_ID_MAX = 128 };
+enum { LINE_MAX_BYTES = 8 << 10, HEADERS_MAX = 100, HEADER_BYTES_MAX = 64 << 10, CLIENT_ID_MAX = 128 };
 
 static enum MHD_Result one_header(void *arg, enum MHD_ValueKind kind, const char *name, const char *value) {
     (void)kind;
@@ -200,9 +200,11 @@ bool ms_front_check(ms_exchange *x, const char *url) {
         if (*s < 0x20 || *s > 0x7E) id_len = SIZE_MAX;
     }
     if (id && id_len <= CLIENT_ID_MAX) ms_exchange_header(x, "X-Client-Request-Id", id);
-    bool path = ms_path_decode(url, x->path);
+    bool fits = x->line_bytes <= LINE_MAX_BYTES, path = fits && ms_path_decode(url, x->path);
     if (path) x->route = find_route(x->front, x->path);
-    if (!path) {
+    if (!fits) {
+        ms_front_refuse(x, 414, "uri_too_long", "a request line may have at most %d bytes", LINE_MAX_BYTES);
+    } else if (!path) {
         ms_front_refuse(x, 400, "bad_http", "the path is not one that a request may have");
     } else if (x->headers.count > HEADERS_MAX) {
         ms_front_refuse(x, 431, "headers_too_large", "a request may have at most %d headers", HEADERS_MAX);

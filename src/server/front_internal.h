@@ -18,6 +18,7 @@ typedef struct ms_socket {
     int fd;
     uint64_t waiting_since_ns; /* for the headers of a request; 0: a request is being handled */
     uint32_t requests;
+    size_t uri_bytes; /* of the request line that was read last */
 } ms_socket;
 
 struct ms_front {
@@ -50,6 +51,7 @@ struct ms_exchange {
     ms_socket *socket;
     const ms_route *route; /* NULL: none */
     const char *method;
+    size_t line_bytes; /* of the request line */
     bool head, post, answered, failed_body, http_1_0;
     char id[MS_ID_BYTES], peer[64];
     char path[MS_PATH_BYTES];

@@ -503,6 +503,7 @@ static void conclude(run *r, ms_decode *d) {
         e.should_retry = -1;
         fail(r, &e, "format", keep_capture(r->g, r->j));
     } else {
+        ms_job_hand_over(r->j);
         ms_decode_release(d);
         if (send_calls(r, d, &reply, &err) != MS_OK) {
             ms_reply_free(&reply);
@@ -572,16 +573,19 @@ static void reply(run *r) {
 
 /* ------------------------------------------------------------------ all of it */
 
+/* How long the prompt is from where it begins, and what that leaves for the reply. */
 static bool check_room(run *r) {
+    r->prompt = r->from.at.matched + (r->j->prompt.ids.count - r->from.at.used);
     uint64_t context = r->g->timeline->context, need = (uint64_t)r->prompt + r->j->prompt.closing;
+    uint32_t least = r->j->constraint ? ms_constraint_least(r->j->constraint) : 1;
     r->room = need < context ? context - need : 0;
-    if (r->room) return true;
+    if (r->room >= least) return true;
     static const char *const params[] = {"messages", "prompt", "messages", "input"};
     ms_api_error e = {0};
     (void)ms_api_fail(&e, 400, "context_length_exceeded", params[r->j->codec->kind],
-                      "maximum context length is %" PRIu64 " tokens; the prompt has %zu and closing the reply may take "
-                      "%zu",
-                      context, r->prompt, r->j->prompt.closing);
+                      "maximum context length is %" PRIu64 " tokens; the prompt has %zu, the shortest reply %u and "
+                      "closing it may take %zu",
+                      context, r->prompt, least, r->j->prompt.closing);
     (void)snprintf(e.details, sizeof e.details, "{\"n_prompt_tokens\":%zu,\"n_ctx\":%" PRIu64 "}", r->prompt, context);
     (void)atomic_fetch_add(&r->g->metrics->requests[r->j->codec->kind][MS_OUTCOME_CLIENT_ERROR], 1);
     ms_log_line l;
@@ -623,9 +627,7 @@ static bool evaluate_prompt(run *r) {
     ms_generator *g = r->g;
     ms_causal *t = g->timeline;
     ms_error err;
-    t->ops->clear_cancel(t);
-    ms_status status = ms_retained_begin(&g->retained, &r->j->prompt, &r->from, &err);
-    r->prompt = r->from.at.matched + (r->j->prompt.ids.count - r->from.at.used);
+    ms_status status = ms_retained_begin(&g->retained, &r->from, &err);
     if (status == MS_OK) {
         start(r);
         status = prefill(r, &err);
@@ -659,9 +661,11 @@ void ms_generate(ms_generator *g, ms_job *j, ms_turn_end *end) {
     set_phase(j, MS_PHASE_PREFILL);
     if (g->forget_experts && g->timeline->ops->forget_experts)
         (void)g->timeline->ops->forget_experts(g->timeline, NULL); /* nothing is leased between requests */
+    g->timeline->ops->clear_cancel(g->timeline);
     if (g->reuse) r.from = ms_retained_find(&g->retained, &j->prompt);
-    r.prompt = r.from.at.matched + (j->prompt.ids.count - r.from.at.used);
     if (!check_room(&r)) return;
+    /* A kept state is proved by being brought back: before that nothing is said of what is reused. */
+    if (!ms_retained_take(&g->retained, &j->prompt, &r.from) && !check_room(&r)) return;
     log_prefill_start(&r, j->prompt.ids.count - r.from.at.used > g->sequential_limit);
     r.count.experts = g->text->info.experts;
     r.count.seen = malloc(r.count.experts ? r.count.experts : 1); /* without it nothing is counted */

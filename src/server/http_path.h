@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-enum { MS_PATH_BYTES = 1024 };
+enum { MS_PATH_BYTES = 8192 }; /* as much as a request line may have */
 
 /* raw: up to the end or a '?'.  A trailing slash is dropped. */
 bool ms_path_decode(const char *raw, char out[MS_PATH_BYTES]);

@@ -9,7 +9,11 @@
 
 #include "base/clock.h"
 
-enum { TAKEN_BYTES = 1 << 16 }; /* sent bytes that are carried along at most */
+enum {
+    TAKEN_BYTES = 1 << 16, /* sent bytes that are carried along at most */
+    LARGE_PART = 16        /* of the queue: an event of more than that is a large one */
+};
+static const struct timespec step = {.tv_nsec = 1000000};
 
 ms_job *ms_job_create(void) {
     ms_job *j = calloc(1, sizeof *j);
@@ -53,94 +57,119 @@ ms_stop ms_job_stopped(ms_job *j) { return (ms_stop)atomic_load(&j->stop); }
 /* ------------------------------------------------------------------ events */
 
 static void lock(ms_job *j) { (void)pthread_mutex_lock(&j->lock); }
+static void unlock(ms_job *j) { (void)pthread_mutex_unlock(&j->lock); }
 
-/* Behind every event: the queue's bound, the clock of keepalives, the waiting connection. */
-static void unlock(ms_job *j, size_t before) {
+static bool is_full(const ms_job *j) { return j->request.stream && j->out.len - j->taken > j->max_queue_bytes; }
+
+/* Until the client has read so much that there is room, it is gone, or the time is up.  Behind the lock, which others
+ * get meanwhile. */
+static void wait_for_room(ms_job *j) {
+    const uint64_t end = ms_clock_ns() + j->write_ns;
+    uint64_t now = end - j->write_ns;
+    for (; is_full(j) && !j->sent && ms_job_stopped(j) == MS_STOP_NONE && now < end; now = ms_clock_ns()) {
+        unlock(j);
+        (void)nanosleep(&step, NULL);
+        lock(j);
+    }
+    j->write_ns = now < end ? end - now : 0;
+}
+
+/* Before every event: room in the queue, or a client that counts as gone. */
+static size_t begin_event(ms_job *j) {
+    lock(j);
+    if (is_full(j) && (j->handing_over || j->large)) wait_for_room(j);
+    if (is_full(j)) ms_job_stop(j, MS_STOP_GONE);
+    return j->out.len - j->taken;
+}
+
+/* before: bytes that waited at its beginning. */
+static void end_event(ms_job *j, size_t before) {
     size_t waiting = j->out.len - j->taken;
-    if (j->out.failed || (j->request.stream && waiting > j->max_queue_bytes)) ms_job_stop(j, MS_STOP_GONE);
-    if (j->out.len != before) j->last_out_ns = ms_clock_ns();
-    (void)pthread_mutex_unlock(&j->lock);
+    if (j->out.failed) ms_job_stop(j, MS_STOP_GONE);
+    if (j->request.stream && ms_job_stopped(j) == MS_STOP_GONE) { /* for nobody */
+        waiting = before;
+        j->out.len = j->taken + before;
+    }
+    if (waiting != before) j->last_out_ns = ms_clock_ns();
+    j->large = waiting - before > j->max_queue_bytes / LARGE_PART;
+    unlock(j);
     wake(j);
 }
 
 void ms_job_start(ms_job *j, const ms_api_start *s) {
-    lock(j);
-    size_t before = j->out.len;
+    size_t before = begin_event(j);
     j->writer->ops->start(j->writer, &j->out, s);
     j->usage = s->usage;
     j->started = true;
-    unlock(j, before);
+    end_event(j, before);
 }
 
 void ms_job_text(ms_job *j, ms_channel channel, const char *text, size_t len, const ms_api_logprob *logprobs,
                  size_t count) {
     if (!len && !count) return;
-    lock(j);
-    size_t before = j->out.len;
+    size_t before = begin_event(j);
     j->writer->ops->text(j->writer, &j->out, channel, text, len, logprobs, count);
-    unlock(j, before);
+    end_event(j, before);
 }
 
 void ms_job_call_begin(ms_job *j, const char *name, size_t name_len, char call_id[48]) {
-    lock(j);
-    size_t before = j->out.len;
+    size_t before = begin_event(j);
     j->writer->ops->tool_begin(j->writer, &j->out, name, name_len);
     (void)snprintf(call_id, 48, "%.47s", j->writer->call_id);
-    unlock(j, before);
+    end_event(j, before);
 }
 
 void ms_job_call_arguments(ms_job *j, const char *text, size_t len) {
     if (!len) return;
-    lock(j);
-    size_t before = j->out.len;
+    size_t before = begin_event(j);
     j->writer->ops->tool_arguments(j->writer, &j->out, text, len);
-    unlock(j, before);
+    end_event(j, before);
 }
 
 void ms_job_call_end(ms_job *j) {
-    lock(j);
-    size_t before = j->out.len;
+    size_t before = begin_event(j);
     j->writer->ops->tool_end(j->writer, &j->out);
-    unlock(j, before);
+    end_event(j, before);
 }
 
+void ms_job_hand_over(ms_job *j) { j->handing_over = true; }
+
 void ms_job_finish(ms_job *j, const ms_api_end *e) {
-    lock(j);
-    size_t before = j->out.len;
+    size_t before = begin_event(j);
     j->usage = e->usage;
     j->writer->ops->finish(j->writer, &j->out, e);
     j->ended = true;
-    unlock(j, before);
+    end_event(j, before);
 }
 
 void ms_job_fail(ms_job *j, const ms_api_error *e) {
-    lock(j);
-    size_t before = j->out.len;
+    size_t before = begin_event(j);
     j->error = *e;
     if (j->started && j->request.stream) j->writer->ops->error(j->writer, &j->out, e, j->id);
     j->ended = true;
-    unlock(j, before);
+    end_event(j, before);
 }
 
 void ms_job_done(ms_job *j) {
     lock(j);
     j->ended = true;
-    unlock(j, j->out.len);
+    unlock(j);
+    wake(j);
 }
 
 void ms_job_sent(ms_job *j) {
     lock(j);
     j->sent = true;
-    unlock(j, j->out.len);
+    unlock(j);
+    wake(j);
 }
 
 bool ms_job_wait_sent(ms_job *j, uint64_t timeout_ns) {
-    const struct timespec step = {.tv_nsec = 1000000};
     uint64_t end = ms_clock_ns() + timeout_ns;
     for (;;) {
         lock(j);
         bool sent = j->sent;
-        (void)pthread_mutex_unlock(&j->lock);
+        unlock(j);
         if (sent) return true;
         if (ms_clock_ns() >= end) return false;
         (void)nanosleep(&step, NULL);
@@ -154,7 +183,7 @@ size_t ms_job_take(ms_job *j, char *to, size_t room) {
     size_t n = j->out.len - j->taken;
     if (n > room) n = room;
     if (!n) {
-        (void)pthread_mutex_unlock(&j->lock);
+        unlock(j);
         return 0;
     }
     memcpy(to, j->out.data + j->taken, n);
@@ -164,7 +193,7 @@ size_t ms_job_take(ms_job *j, char *to, size_t room) {
         j->out.len -= j->taken;
         j->taken = 0;
     }
-    (void)pthread_mutex_unlock(&j->lock);
+    unlock(j);
     return n;
 }
 
@@ -202,7 +231,7 @@ uint64_t ms_job_keepalive(ms_job *j, uint64_t interval_ns) {
         due = now + interval_ns;
     }
     bool more = j->out.len != before;
-    (void)pthread_mutex_unlock(&j->lock);
+    unlock(j);
     if (more) wake(j);
     return due > now ? due - now : 0;
 }

@@ -5,8 +5,10 @@
  *     wait, take bytes, send     <-- bytes --
  *     stop (gone), done          -- flag -->  looked at at every boundary
  *
- * Events become bytes at once, in a bounded queue.  The inference thread never waits for a client: when the queue is
- * full the client counts as gone.  Keepalives are made by whoever waits for bytes, so they need no boundary.
+ * Events become bytes at once, in a bounded queue.  While a reply is generated the inference thread never waits for a
+ * client: when the queue is full the client counts as gone.  What was held back and is handed over at the end comes
+ * faster than any client reads: then, and behind a single large event, the thread waits for the client, write_ns in
+ * all. Keepalives are made by whoever waits for bytes, so they need no boundary.
  *
  * Owns: request, rendering, writer, queue.  Reference counted: both sides hold one.
  * Threads: as above; everything that both touch is behind the lock or atomic.
@@ -51,12 +53,15 @@ typedef struct ms_job {
     uint64_t admitted_ns, deadline_ns; /* 0: none */
     bool seeded;                       /* the seed was drawn here */
     uint64_t max_queue_bytes;
+    uint64_t write_ns; /* what is left to wait for a client that reads slowly */
+    bool handing_over; /* what comes now was held back; inference thread */
 
     pthread_mutex_t lock;
     int event_fd; /* readable: something changed */
     ms_api_writer *writer;
     ms_text out;
     size_t taken;
+    bool large; /* the last event filled the queue by itself */
     uint64_t last_out_ns;
     bool started, ended; /* ended: nothing more comes */
     bool sent;           /* the connection is done with it, well or not */
@@ -91,6 +96,8 @@ void ms_job_text(ms_job *j, ms_channel channel, const char *text, size_t len, co
 void ms_job_call_begin(ms_job *j, const char *name, size_t name_len, char call_id[48]);
 void ms_job_call_arguments(ms_job *j, const char *text, size_t len);
 void ms_job_call_end(ms_job *j);
+/* What comes from here on was held back. */
+void ms_job_hand_over(ms_job *j);
 void ms_job_finish(ms_job *j, const ms_api_end *e);
 void ms_job_fail(ms_job *j, const ms_api_error *e);
 /* A slot action succeeded. */

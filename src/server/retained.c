@@ -314,13 +314,15 @@ static ms_status restore_kept(ms_retained *r, uint64_t entry, ms_error *err) {
     return MS_OK;
 }
 
-ms_status ms_retained_begin(ms_retained *r, const ms_candidate *c, ms_beginning *b, ms_error *err) {
-    if (b->origin == MS_ORIGIN_KEPT && restore_kept(r, b->entry, NULL) != MS_OK) {
-        size_t matched = b->matched;
-        *b = (ms_beginning){.origin = MS_ORIGIN_COLD, .matched = matched};
-        find_on_timeline(r, c, b);
-        find_rewind(r, c, b);
-    }
+bool ms_retained_take(ms_retained *r, const ms_candidate *c, ms_beginning *b) {
+    if (b->origin != MS_ORIGIN_KEPT || restore_kept(r, b->entry, NULL) == MS_OK) return true;
+    *b = (ms_beginning){.origin = MS_ORIGIN_COLD};
+    find_on_timeline(r, c, b);
+    find_rewind(r, c, b);
+    return false;
+}
+
+ms_status ms_retained_begin(ms_retained *r, const ms_beginning *b, ms_error *err) {
     if (b->origin == MS_ORIGIN_POINT) return go_to_point(r, b->point, err);
     if (b->origin == MS_ORIGIN_REWIND) return rewind_to(r, b->at.matched, err);
     if (b->origin == MS_ORIGIN_COLD) ms_retained_reset(r);

@@ -83,8 +83,11 @@ typedef struct ms_beginning {
 
 /* The longest beginning.  Changes nothing. */
 ms_beginning ms_retained_find(const ms_retained *r, const ms_candidate *c);
-/* Goes there; *b becomes what was possible: a kept state that cannot be read is passed over. */
-ms_status ms_retained_begin(ms_retained *r, const ms_candidate *c, ms_beginning *b, ms_error *err);
+/* Brings back the kept state of a beginning that is one; only then is it sure.  false: it cannot be read, and *b is the
+ * longest beginning without it. */
+bool ms_retained_take(ms_retained *r, const ms_candidate *c, ms_beginning *b);
+/* Goes to a beginning, a kept one after take. */
+ms_status ms_retained_begin(ms_retained *r, const ms_beginning *b, ms_error *err);
 /* Marks the present end, in place of the oldest point of its kind when there is no room.  logits: NULL or [vocab].
  * Without room for points nothing happens. */
 ms_status ms_retained_mark(ms_retained *r, bool anchor, const float *logits, ms_error *err);

@@ -138,7 +138,7 @@ uint32_t ms_server_port(const ms_server *s) { return ms_front_port(s->front); }
 const char *ms_server_address(const ms_server *s) { return ms_front_address(s->front); }
 
 void ms_server_drain(ms_server *s) {
-    ms_front_drain(s->front);
+    if (s->front) ms_front_drain(s->front);
     ms_worker_drain(s->worker);
 }
 
@@ -149,6 +149,12 @@ void ms_server_cancel(ms_server *s) {
 
 bool ms_server_idle(ms_server *s) { return ms_worker_idle(s->worker); }
 bool ms_server_loaded(ms_server *s) { return ms_worker_loaded(s->worker); }
+
+void ms_server_hang_up(ms_server *s) {
+    ms_server_drain(s);
+    ms_front_destroy(s->front);
+    s->front = NULL;
+}
 
 /* Jobs end first, so that no connection waits for one; then connections, which hold jobs; then the rest. */
 void ms_server_destroy(ms_server *s) {

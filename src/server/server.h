@@ -62,6 +62,8 @@ void ms_server_cancel(ms_server *s);
 bool ms_server_idle(ms_server *s);
 /* Loading succeeded, whatever came later. */
 bool ms_server_loaded(ms_server *s);
+/* Ends listening and connections alone, for a process that ends while the model is still being loaded: nothing runs. */
+void ms_server_hang_up(ms_server *s);
 void ms_server_destroy(ms_server *s);
 
 #endif

@@ -345,6 +345,7 @@ static ms_status longest_passes(ms_plan **out, const ms_model *m, ms_engine_opti
 ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_options *options,
                             ms_engine_options *resolved, ms_backend **backend, ms_error *err) {
     MS_TRY(resolve(m, options, resolved, err));
+    MS_TRY(ms_expert_dirs_check(resolved->expert_dirs, err));
     ms_backend *be = NULL;
     ms_backend_options bo = {.name = resolved->backend,
                              .precision = resolved->precision,

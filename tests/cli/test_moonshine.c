@@ -96,6 +96,13 @@ static void usage(void **state) {
     expect(2, NULL, "superfluous", ARGS("plan", CLI_MODEL, "again"), "");
     expect(2, NULL, "experts 33", ARGS("plan", CLI_MODEL, "--experts", "33"), "");
     expect(2, NULL, "--context", ARGS("plan", CLI_MODEL, "--context", "0"), "");
+    expect(2, NULL, "--expert-dirs: nosuch: expected a folder", ARGS("plan", CLI_MODEL, "--expert-dirs", "nosuch"), "");
+    expect(2, NULL, "--expert-dirs: README.md: expected a folder",
+           ARGS("plan", CLI_MODEL, "--expert-dirs", "/tmp,README.md"), "");
+    expect(2, NULL, "--expert-dirs: expected", ARGS("plan", CLI_MODEL, "--expert-dirs", "/tmp,,/tmp"), "");
+    static const char *const named[] = {"--store", "--expert-dirs", "--kernels", "--backend"};
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
+        expect(2, NULL, named[i], ARGS("plan", CLI_MODEL, named[i], ""), "");
     expect(1, NULL, "/nonexistent/config.json", ARGS("plan", "/nonexistent"), "");
     expect(1, NULL, "/nonexistent/config.json", ARGS("verify", "/nonexistent"), "");
     expect(1, NULL, "/nonexistent/config.json", ARGS("logits", "/nonexistent", "--ids", "1"), "");
@@ -248,8 +255,19 @@ static void logits_refuses(void **state) {
     cli_make_folder(folder);
     const char *file = cli_path(folder, "rows"), *none = cli_path(folder, "no/such"), *ids = cli_path(folder, "ids");
     static const char *const bad[][2] = {
-        {"", "no token ids"}, {"1,x", "found 'x'"}, {"-1", "found '-1'"}, {"1;2", "found '1;2'"}, {"4294967296", "found '4294967296'"},
-        {"99999999999999999999", "found"}, {"4096", "id 4096 is outside the vocabulary of 4096"}, {"1 2 4294967295", "token 2"},
+        {"", "no token ids"},
+        {"[ ]", "no token ids"},
+        {"1,,2", "found ',2'"},
+        {",1", "found ',1'"},
+        {"1, ", "found the end"},
+        {"[1,]", "found the end"},
+        {"1,x", "found 'x'"},
+        {"-1", "found '-1'"},
+        {"1;2", "found '1;2'"},
+        {"4294967296", "found '4294967296'"},
+        {"99999999999999999999", "found"},
+        {"4096", "id 4096 is outside the vocabulary of 4096"},
+        {"1 2 4294967295", "token 2"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         expect(2, NULL, bad[i][1], ARGS("logits", CLI_MODEL, "--ids", bad[i][0], "--out", file, "--json"), "");

@@ -91,6 +91,14 @@ static void selection(void **state) {
     expect(1, "expected a finished store", "$M logits $N --ids 1 --store $D/empty");
     expect(0, "compressed store", "$M plan $N --store $D/s");
     expect(0, "drive of 0.05 GB/s", "$M bench store $N --store $D/s --rate 0.05 --tokens 2 --experts 0 --threads 1");
+    static const char *const rates[] = {"0", "-1", "1x", "nan", "0.0001", "1001", "''"};
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++) {
+        char command[200]; /* also where the codec alone is measured; the good one before it changes nothing */
+        (void)snprintf(command, sizeof command, "$M bench store --rate 1 --rate %s", rates[i]);
+        expect(2, "--rate: expected", command);
+        (void)snprintf(command, sizeof command, "$M bench store $N --store $D/s --rate 1 --rate %s", rates[i]);
+        expect(2, "moonshine bench store: --rate: expected", command);
+    }
     expect(0, "encode", "$M bench store --latent 256 --inner 128 --threads 2");
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "lane/mimo26/mimo_chat.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -15,9 +16,25 @@ typedef struct feed {
     const ms_tokenizer *t;
     mimo_parser *parser;
     ms_reply_delta delta;
-    ms_text reasoning, content;
+    ms_text reasoning, content, arguments;
+    size_t calls;
     bool done;
 } feed;
+
+/* Calls in progress only grow. */
+static void look(feed *f) {
+    ms_call_view v;
+    mimo_parser_calls(f->parser, &v);
+    const ms_tool_call *whole = v.count > f->calls ? &v.whole[f->calls] : NULL;
+    const char *now = whole ? whole->arguments : v.name ? v.arguments : NULL;
+    size_t len = whole ? whole->arguments_len : v.arguments_len;
+    if (v.count < f->calls || v.count > f->calls + 1) abort();
+    if (now && (len < f->arguments.len || !ms_utf8_valid(now, len))) abort();
+    if (now && f->arguments.len && memcmp(now, f->arguments.data, f->arguments.len) != 0) abort();
+    f->calls = v.count;
+    f->arguments.len = 0;
+    if (v.name) ms_text_append(&f->arguments, v.arguments, v.arguments_len);
+}
 
 static void take(feed *f) {
     ms_text_append(&f->reasoning, f->delta.reasoning.data, f->delta.reasoning.len);
@@ -31,6 +48,7 @@ static void push_text(feed *f, const char *s, size_t len) {
     for (size_t i = 0; i < ids.count; i++) {
         if (mimo_parser_push(f->parser, ids.data[i], &f->delta, &f->done, &err) != MS_OK) abort();
         take(f);
+        look(f);
     }
     ms_ids_free(&ids);
 }
@@ -59,6 +77,7 @@ static void push_byte(feed *f, uint8_t b) {
     }
     if (mimo_parser_push(f->parser, b, &f->delta, &f->done, &err) != MS_OK) abort();
     take(f);
+    look(f);
 }
 
 static void declare(mimo_parser *p) {
@@ -103,5 +122,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     ms_text_free(&f.delta.content);
     ms_text_free(&f.reasoning);
     ms_text_free(&f.content);
+    ms_text_free(&f.arguments);
     return 0;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "lane/mimo26/mimo_chat.h"
 
 static ms_tokenizer *tokenizer;
@@ -250,6 +251,38 @@ static const reading readings[] = {
     {D "x" E, R, "", "</tool_call>x", "", MS_REPLY_COMPLETE},
 };
 
+/* What was told of the reply's calls so far. */
+typedef struct told {
+    size_t count;
+    ms_text name, arguments; /* of the one that was open last */
+} told;
+
+/* The calls after an id: none goes away, and the text of the open one grows to what it is in the end. */
+static void check_calls(const mimo_parser *p, told *t) {
+    ms_call_view v;
+    mimo_parser_calls(p, &v);
+    assert_true(v.count == t->count || v.count == t->count + 1);
+    const ms_tool_call *done = v.count > t->count ? &v.whole[t->count] : NULL;
+    const char *arguments = done ? done->arguments : v.arguments;
+    size_t len = done ? done->arguments_len : v.arguments_len;
+    if (done || (v.name && t->name.len)) {
+        const char *name = done ? done->name : v.name;
+        assert_true(len >= t->arguments.len && ms_utf8_valid(arguments, len));
+        if (t->name.len) assert_string_equal(name, t->name.data);
+        if (t->arguments.len) assert_memory_equal(arguments, t->arguments.data, t->arguments.len);
+    }
+    t->count = v.count;
+    t->name.len = t->arguments.len = 0;
+    if (!v.name) return;
+    ms_text_append(&t->name, v.name, v.name_len);
+    ms_text_append(&t->arguments, v.arguments, v.arguments_len);
+}
+
+static void told_free(told *t) {
+    ms_text_free(&t->name);
+    ms_text_free(&t->arguments);
+}
+
 static void check_delta(ms_text *sum, const ms_text *delta) { ms_text_append(sum, delta->data, delta->len); }
 
 static void read_one(const reading *r, bool with_tools) {
@@ -268,8 +301,10 @@ static void read_one(const reading *r, bool with_tools) {
         assert_int_equal(mimo_parser_tools(p, ms_json_root(doc), &err), MS_OK);
         ms_json_free(doc);
     }
+    told calls_told = {0};
     for (size_t i = 0; i < ids.count; i++) {
         assert_int_equal(mimo_parser_push(p, ids.data[i], &delta, &done, &err), MS_OK);
+        check_calls(p, &calls_told);
         check_delta(&reasoning, &delta.reasoning);
         check_delta(&content, &delta.content);
     }
@@ -278,6 +313,8 @@ static void read_one(const reading *r, bool with_tools) {
     check_delta(&reasoning, &delta.reasoning);
     check_delta(&content, &delta.content);
     ms_text_puts(&calls, "");
+    assert_int_equal(calls_told.count, reply.call_count);
+    told_free(&calls_told);
     for (size_t i = 0; i < reply.call_count; i++)
         ms_text_printf(&calls, "%s%s(%s)", i ? ";" : "", reply.calls[i].name, reply.calls[i].arguments);
     if (with_tools && (strcmp(reply.reasoning, r->reasoning) != 0 || strcmp(reply.content, r->content) != 0 ||
@@ -332,6 +369,64 @@ static void channels_are_told(void **state) {
     ms_ids_free(&ids);
 }
 
+/* Open arguments behind every byte of a call: how many bytes of them are known. */
+static void calls_are_told_as_they_come(void **state) {
+    (void)state;
+    static const struct {
+        const char *before, *after;   /* pushed one after the other */
+        const char *name, *arguments; /* as told between them; NULL: no call is */
+    } cases[] = {
+        {C "<function=", "f>", NULL, NULL},
+        {C "<function=f", "></function>" D, NULL, NULL},
+        {C "<function=f>", "</function>" D, "f", ""},
+        {C "\n<function=f>\n<param", "eter=s>a</parameter></function>" D, "f", ""},
+        {C "<function=f><parameter=s>", "</parameter></function>" D, "f", "{\"s\":\""},
+        {C "<function=f><parameter=s>a\"b</par", "a</parameter></function>" D, "f", "{\"s\":\"a\\\"b"},
+        {C "<function=f><parameter=s>a</par\n<", "</parameter></function>" D, "f", "{\"s\":\"a</par\\n"},
+        {C "<function=f><parameter=s>a</parameter>", "</function>" D, "f", "{\"s\":\"a\""},
+        {C "<function=f><parameter=i>12", "34</parameter></function>" D, "f", "{\"i\":"},
+        {C "<function=f><parameter=i>12</parameter>", "</function>" D, "f", "{\"i\":12"},
+        {C "<function=f><parameter=i>1</parameter><parameter=s>\xe6\x97\xa5", "</parameter></function>" D, "f",
+         "{\"i\":1,\"s\":\"\xe6\x97\xa5"},
+        {C "<function=f>{\"a\": [\"}\\\"\", ", "1]}</function>" D, "f", "{\"a\": [\"}\\\"\", "},
+        {C "<function=f>{\"a\": 1} ", "</function>" D, "f", "{\"a\": 1}"},
+        {C "<function=f></function>", D, "f", "{}"},
+        {C "<function=f></function>x", D, NULL, NULL},
+        {C "hello", D, NULL, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ms_ids ids = {0};
+        ms_error err;
+        mimo_parser *p;
+        bool done;
+        ms_call_view v;
+        assert_int_equal(ms_tokenizer_encode(tokenizer, cases[i].before, strlen(cases[i].before), true, &ids, &err),
+                         MS_OK);
+        size_t between = ids.count;
+        assert_int_equal(ms_tokenizer_encode(tokenizer, cases[i].after, strlen(cases[i].after), true, &ids, &err),
+                         MS_OK);
+        assert_int_equal(mimo_parser_create(&p, tokenizer, R, &err), MS_OK);
+        ms_json_doc *doc;
+        assert_int_equal(ms_json_parse(&doc, declared, strlen(declared), "tools", NULL, &err), MS_OK);
+        assert_int_equal(mimo_parser_tools(p, ms_json_root(doc), &err), MS_OK);
+        ms_json_free(doc);
+        for (size_t k = 0; k < between; k++)
+            assert_int_equal(mimo_parser_push(p, ids.data[k], NULL, &done, &err), MS_OK);
+        mimo_parser_calls(p, &v);
+        assert_int_equal(v.count, 0);
+        if (!cases[i].name != !v.name) fail_msg("%s: %s", cases[i].before, v.name ? v.name : "no call");
+        if (v.name) assert_string_equal(v.name, cases[i].name);
+        if (v.name && (v.arguments_len != strlen(cases[i].arguments) ||
+                       memcmp(v.arguments, cases[i].arguments, v.arguments_len) != 0))
+            fail_msg("%s: expected %s, found %.*s", cases[i].before, cases[i].arguments, (int)v.arguments_len,
+                     v.arguments);
+        for (size_t k = between; k < ids.count; k++)
+            assert_int_equal(mimo_parser_push(p, ids.data[k], NULL, &done, &err), MS_OK);
+        mimo_parser_destroy(p);
+        ms_ids_free(&ids);
+    }
+}
+
 static void unknown_ids_are_refused(void **state) {
     (void)state;
     mimo_parser *p;
@@ -343,8 +438,10 @@ static void unknown_ids_are_refused(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(requests_render), cmocka_unit_test(text_stays_text),
-                                       cmocka_unit_test(bad_requests_are_refused), cmocka_unit_test(replies_are_read), cmocka_unit_test(channels_are_told),
-                                       cmocka_unit_test(unknown_ids_are_refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(requests_render),          cmocka_unit_test(text_stays_text),
+        cmocka_unit_test(bad_requests_are_refused), cmocka_unit_test(replies_are_read),
+        cmocka_unit_test(channels_are_told),        cmocka_unit_test(calls_are_told_as_they_come),
+        cmocka_unit_test(unknown_ids_are_refused)};
     return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
 }

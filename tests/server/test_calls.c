@@ -9,35 +9,71 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mimo_checkpoint.h"
 #include "server_fixture.h"
 
 static fixture f;
 
+#define LONG "first \"line\"\n\tand a \\ second one, 0123456789 abcdefghijklmnopqrstuvwxyz"
+#define WIDE "with \xc3\xa9, \xf0\x9f\x8c\x99 and \xe6\x97\xa5\xe6\x9c\xac"
+#define FREE "{\"deep\": [1, {\"t\": \"</function> }\"}], \"e\": \"\xc3\xa9\"}"
+
+/* Kimi K3's spelling. */
 #define CALL(tool, index, members)                                                                                     \
     "<|open|>call tool=\"" tool "\" index=\"" index "\"<|sep|>" members "<|close|>call<|sep|>"
-#define STRING(key, value) "<|open|>argument key=\"" key "\" type=\"string\"<|sep|>" value "<|close|>argument<|sep|>"
-#define NUMBER(key, value) "<|open|>argument key=\"" key "\" type=\"number\"<|sep|>" value "<|close|>argument<|sep|>"
-#define BEFORE                                                                                                         \
-    "why<|close|>think<|sep|><|open|>response<|sep|>Look:<|close|>response<|sep|><|open|>tools<|sep|>"
-#define AFTER              "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
-#define LONG               "first \"line\"\n\tand a \\ second one, 0123456789 abcdefghijklmnopqrstuvwxyz"
-#define WIDE               "with \xc3\xa9, \xf0\x9f\x8c\x99 and \xe6\x97\xa5\xe6\x9c\xac"
+#define ARGUMENT(key, type, value)                                                                                     \
+    "<|open|>argument key=\"" key "\" type=\"" type "\"<|sep|>" value "<|close|>argument<|sep|>"
+#define PUT_CALL(index, text, n) CALL("put", index, ARGUMENT("text", "string", text) ARGUMENT("n", "number", n))
+#define BEFORE(say)              "why<|close|>think<|sep|><|open|>response<|sep|>" say "<|close|>response<|sep|><|open|>tools<|sep|>"
+#define AFTER                    "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
 
 static int begin(void **state) {
     (void)state;
     fixture_init(&f);
-    script_rule_cut(&f.engine, "onecall", BEFORE CALL("put", "1", STRING("text", LONG) NUMBER("n", "12.50")) AFTER);
-    script_rule_raw(&f.engine, "widecall", BEFORE CALL("put", "1", STRING("text", WIDE) NUMBER("n", "1e3")) AFTER);
-    script_rule_cut(&f.engine, "twocalls",
-                    BEFORE CALL("put", "1", STRING("text", "one") NUMBER("n", "1"))
-                        CALL("put", "2", STRING("text", "two") NUMBER("n", "2")) AFTER);
-    script_rule_cut(&f.engine, "nothing", BEFORE CALL("stop", "1", "") AFTER);
-    script_rule_cut(
-        &f.engine, "stopped",
-        "why<|close|>think<|sep|><|open|>response<|sep|>Look<|close|>response<|sep|><|open|>tools<|sep|>" CALL(
-            "put", "1", STRING("text", "x") NUMBER("n", "1")) AFTER);
+    script_rule_cut(&f.engine, "onecall", BEFORE("Look:") PUT_CALL("1", LONG, "12.50") AFTER);
+    script_rule_raw(&f.engine, "widecall", BEFORE("Look:") PUT_CALL("1", WIDE, "1e3") AFTER);
+    script_rule_cut(&f.engine, "twocalls", BEFORE("Look:") PUT_CALL("1", "one", "1") PUT_CALL("2", "two", "2") AFTER);
+    script_rule_cut(&f.engine, "nothing", BEFORE("Look:") CALL("stop", "1", "") AFTER);
+    script_rule_cut(&f.engine, "stopped", BEFORE("Look") PUT_CALL("1", "x", "1") AFTER);
+    script_rule_cut(&f.engine, "freecall",
+                    BEFORE("Look:") CALL("any", "1", "<|open|>json type=\"object\"<|sep|>" FREE "<|close|>json<|sep|>")
+                        AFTER);
     fixture_start(&f);
     fixture_wait_ready(&f);
+    return 0;
+}
+
+/* MiMo's spelling, with its tokenizer. */
+#define MIMO(say, calls)      "<think>why</think>" say calls "<|im_end|>"
+#define MIMO_CALL(tool, body) "<tool_call><function=" tool ">" body "</function></tool_call>"
+#define MIMO_PUT(text, n)     MIMO_CALL("put", "<parameter=text>" text "</parameter><parameter=n>" n "</parameter>")
+
+static char mimo_dir[MIMO_TEST_PATH];
+
+static int begin_mimo(void **state) {
+    (void)state;
+    fixture_init_model(&f, mimo_dir);
+    f.o.any_model = true;
+    script_rule_cut(&f.engine, "onecall", MIMO("Look:", MIMO_PUT(LONG, "12.50")));
+    script_rule_raw(&f.engine, "widecall", MIMO("Look:", MIMO_PUT(WIDE, "1e3")));
+    script_rule_cut(&f.engine, "twocalls", MIMO("Look:", MIMO_PUT("one", "1") MIMO_PUT("two", "2")));
+    script_rule_cut(&f.engine, "nothing", MIMO("Look:", MIMO_CALL("stop", "")));
+    script_rule_cut(&f.engine, "stopped", MIMO("Look", MIMO_PUT("x", "1")));
+    script_rule_cut(&f.engine, "freecall", MIMO("Look:", MIMO_CALL("any", FREE)));
+    fixture_start(&f);
+    fixture_wait_ready(&f);
+    return 0;
+}
+
+static int make_mimo(void **state) {
+    (void)state;
+    mimo_checkpoint_make(mimo_dir, 4);
+    return 0;
+}
+
+static int remove_mimo(void **state) {
+    (void)state;
+    mimo_checkpoint_remove(mimo_dir);
     return 0;
 }
 
@@ -53,7 +89,8 @@ static int end(void **state) {
 #define TOOLS                                                                                                          \
     ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"put\",\"parameters\":" PUT "}},"                      \
     "{\"type\":\"function\",\"function\":{\"name\":\"stop\",\"parameters\":{\"type\":\"object\",\"properties\":{},"    \
-    "\"additionalProperties\":false}}}]"
+    "\"additionalProperties\":false}}},"                                                                               \
+    "{\"type\":\"function\",\"function\":{\"name\":\"any\",\"parameters\":{\"type\":\"object\"}}}]"
 
 enum { CALLS_MAX = 4 };
 
@@ -108,16 +145,20 @@ static void hear(heard *h, const char *stream) {
     }
 }
 
-static void ask(const char *word, const char *more, bool stream, http_response *r) {
+static void ask_limited(const char *word, const char *more, int limit, bool stream, http_response *r) {
     ms_text t = {0};
     ms_text_printf(&t,
-                   "{\"model\":\"moonshine\",\"max_tokens\":900,\"stream\":%s,\"messages\":[{\"role\":\"user\","
+                   "{\"model\":\"moonshine\",\"max_tokens\":%d,\"stream\":%s,\"messages\":[{\"role\":\"user\","
                    "\"content\":\"%s\"}]" TOOLS "%s}",
-                   stream ? "true" : "false", word, more);
+                   limit, stream ? "true" : "false", word, more);
     fixture_wait_idle(&f);
     http_call(f.port, "POST", "/v1/chat/completions", NULL, t.data, r);
     assert_int_equal(r->status, 200);
     ms_text_free(&t);
+}
+
+static void ask(const char *word, const char *more, bool stream, http_response *r) {
+    ask_limited(word, more, 900, stream, r);
 }
 
 /* Streamed and whole say the same; returns what was heard. */
@@ -161,6 +202,11 @@ static void pieces_are_the_whole(void **state) {
     assert_int_equal(h.count, 2);
     assert_string_equal(h.arguments[1].data, "{\"text\":\"two\",\"n\":2}");
     heard_free(&h);
+    h = compare("freecall", "");
+    assert_int_equal(h.count, 1);
+    assert_string_equal(h.arguments[0].data, FREE);
+    assert_true(h.pieces[0] > 20);
+    heard_free(&h);
     h = compare("nothing", "");
     assert_int_equal(h.count, 1);
     assert_string_equal(h.arguments[0].data, "{}");
@@ -202,6 +248,37 @@ static void one_call_is_one(void **state) {
     heard_free(&h);
 }
 
+/* Wherever the limit cuts: a call that cannot end within it is not shown, and stream and whole say the same. */
+static void limits_cut_no_call(void **state) {
+    (void)state;
+    size_t counts[3] = {0};
+    for (int limit = 1; limit < 400; limit += 1 + limit / 30) {
+        http_response whole, stream;
+        heard h;
+        char finish[64];
+        ask_limited("twocalls", "", limit, false, &whole);
+        ask_limited("twocalls", "", limit, true, &stream);
+        hear(&h, stream.body.data);
+        if (h.failed) fail_msg("%d: %s\n%s", limit, whole.body.data, stream.body.data);
+        (void)snprintf(finish, sizeof finish, "\"finish_reason\":\"%s\"", http_text(&whole, "choices.0.finish_reason"));
+        assert_non_null(strstr(stream.body.data, finish));
+        const ms_json *calls =
+            ms_json_get(ms_json_get(ms_json_at(ms_json_get(http_json(&whole), "choices"), 0), "message"), "tool_calls");
+        assert_int_equal(calls ? calls->count : 0, h.count);
+        assert_true(h.count <= 2);
+        for (size_t i = 0; i < h.count; i++) {
+            char path[80];
+            (void)snprintf(path, sizeof path, "choices.0.message.tool_calls.%zu.function.arguments", i);
+            assert_string_equal(http_text(&whole, path), h.arguments[i].data);
+        }
+        counts[h.count]++;
+        heard_free(&h);
+        http_free(&whole);
+        http_free(&stream);
+    }
+    for (size_t i = 0; i < 3; i++) assert_true(counts[i] > 0);
+}
+
 /* Text that may become a stop string waits, so calls wait behind it. */
 static void text_stays_before_calls(void **state) {
     (void)state;
@@ -239,13 +316,13 @@ static void other_apis(void **state) {
     }
 }
 
+#define BOTH(name)                                                                                                     \
+    cmocka_unit_test_setup_teardown(name, begin, end), { #name " (mimo)", name, begin_mimo, end, NULL }
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(pieces_are_the_whole, begin, end),
-        cmocka_unit_test_setup_teardown(pieces_come_live, begin, end),
-        cmocka_unit_test_setup_teardown(one_call_is_one, begin, end),
-        cmocka_unit_test_setup_teardown(text_stays_before_calls, begin, end),
-        cmocka_unit_test_setup_teardown(other_apis, begin, end),
+        BOTH(pieces_are_the_whole), BOTH(pieces_come_live),        BOTH(one_call_is_one),
+        BOTH(limits_cut_no_call),   BOTH(text_stays_before_calls), BOTH(other_apis),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_mimo, remove_mimo);
 }

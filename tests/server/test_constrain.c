@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "server/causal_session.h"
@@ -148,10 +149,11 @@ static void formats(void **state) {
     http_free(&r);
 }
 
+#define SCHEMA(s) ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":" s "}}"
+
 static void what_is_refused(void **state) {
     (void)state;
     http_response r;
-#define SCHEMA(s) ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":" s "}}"
     ask("x", SCHEMA("{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"http://x/y\"}}}"), &r);
     assert_int_equal(r.status, 400);
     assert_string_equal(http_text(&r, "error.code"), "unsupported_schema");
@@ -174,11 +176,108 @@ static void what_is_refused(void **state) {
            &r);
     assert_string_equal(http_header(&r, "X-Moonshine-Ignored-Fields"), "tools[0].parameters(grammar)");
     http_free(&r);
-    ask("x", SCHEMA("{\"type\":\"array\",\"minItems\":400,\"items\":{\"type\":\"integer\"}}") ",\"max_tokens\":20", &r);
-    assert_int_equal(r.status, 500); /* no value of the schema is that short */
-    assert_string_equal(http_text(&r, "error.code"), "structured_output_invalid");
-    assert_non_null(strstr(http_text(&r, "error.message"), "output limit reached inside the value"));
+}
+
+/* ------------------------------------------------------------------ limits that no reply can keep */
+
+#define SHORT  "\"parameters\":{\"type\":\"object\",\"properties\":{\"n\":{\"type\":\"integer\"}},\"required\":[\"n\"]}"
+#define LONG   "{\"type\":\"array\",\"minItems\":40,\"items\":{\"type\":\"integer\"}}"
+#define FORMAT "\"type\":\"json_schema\",\"name\":\"s\",\"schema\":" LONG
+
+static const struct {
+    const char *path, *limit, *members, *value; /* value: where a reply must have something */
+} tight[] = {
+    {"/v1/chat/completions", "max_tokens",
+     "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]" TOOLS ",\"tool_choice\":\"required\"",
+     "choices.0.message.tool_calls.0.function.arguments"},
+    {"/v1/chat/completions", "max_completion_tokens",
+     "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]" TOOLS
+     ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"find\"}}",
+     "choices.0.message.tool_calls.0.function.arguments"},
+    {"/v1/chat/completions", "max_tokens", "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]" SCHEMA(LONG),
+     "choices.0.message.content"},
+    {"/v1/messages", "max_tokens",
+     "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tool_choice\":{\"type\":\"any\"},"
+     "\"tools\":[{\"name\":\"look\",\"input_schema\":{\"type\":\"object\",\"properties\":{\"n\":{\"type\":\"integer\"}}"
+     ","
+     "\"required\":[\"n\"]}}]",
+     NULL},
+    {"/v1/messages", "max_tokens",
+     "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+     "\"tool_choice\":{\"type\":\"tool\",\"name\":\"look\"},"
+     "\"tools\":[{\"name\":\"look\",\"input_schema\":{\"type\":\"object\",\"properties\":{\"n\":{\"type\":\"integer\"}}"
+     ","
+     "\"required\":[\"n\"]}}]",
+     NULL},
+    {"/v1/responses", "max_output_tokens",
+     "\"input\":\"x\",\"tools\":[{\"type\":\"function\",\"name\":\"look\"," SHORT "}],\"tool_choice\":\"required\"",
+     NULL},
+    {"/v1/responses", "max_output_tokens", "\"input\":\"x\",\"text\":{\"format\":{" FORMAT "}}", NULL},
+};
+
+static void post_limit(size_t i, long limit, bool stream, http_response *r) {
+    char body[2048];
+    (void)snprintf(body, sizeof body, "{\"model\":\"moonshine\",\"%s\":%ld,\"stream\":%s,%s}", tight[i].limit, limit,
+                   stream ? "true" : "false", tight[i].members);
+    fixture_wait_idle(&f);
+    http_call(f.port, "POST", tight[i].path, NULL, body, r);
+}
+
+/* Refused before anything is evaluated, with the least that would do; that much does. */
+static void limits_that_are_too_small(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof tight / sizeof tight[0]; i++) {
+        http_response r;
+        size_t log = fixture_log_size(&f);
+        post_limit(i, 2, false, &r);
+        if (r.status != 400) fail_msg("%zu: %d %s", i, r.status, r.body.data);
+        assert_string_equal(http_text(&r, "error.type"), "invalid_request_error");
+        bool messages = strcmp(tight[i].path, "/v1/messages") == 0; /* whose errors have neither */
+        if (!messages) assert_string_equal(http_text(&r, "error.code"), "out_of_range");
+        if (!messages) assert_string_equal(http_text(&r, "error.param"), tight[i].limit);
+        const char *text = strstr(http_text(&r, "error.message"), "at least ");
+        assert_non_null(text);
+        long least = strtol(text + 9, NULL, 10);
+        assert_true(least > 5);
+        http_free(&r);
+        for (int stream = 0; stream < 2; stream++) {
+            post_limit(i, least - 1, stream, &r);
+            assert_int_equal(r.status, 400);
+            http_free(&r);
+        }
+        ms_text all = {0};
+        fixture_log(&f, &all);
+        assert_null(strstr(all.data + log, "request.start"));
+        ms_text_free(&all);
+        post_limit(i, least, false, &r);
+        if (r.status != 200) fail_msg("%zu with %ld: %d %s", i, least, r.status, r.body.data);
+        if (tight[i].value) {
+            ms_json_doc *doc;
+            const char *value = http_text(&r, tight[i].value);
+            if (ms_json_parse(&doc, value, strlen(value), "value", NULL, NULL) != MS_OK) fail_msg("%zu: %s", i, value);
+            ms_json_free(doc);
+        }
+        http_free(&r);
+    }
+}
+
+/* The same where the context has no room for the least. */
+static void a_context_that_is_too_small(void **state) {
+    (void)state;
+    http_response r;
+    ms_text message = {0};
+    for (int i = 0; i < 1850; i++) ms_text_puts(&message, "y ");
+    char more[512];
+    expect(message.data, ",\"max_tokens\":1", &r); /* a free reply has room */
     http_free(&r);
+    (void)snprintf(more, sizeof more, "%s,\"max_tokens\":600",
+                   SCHEMA("{\"type\":\"array\",\"minItems\":90,\"items\":{\"type\":\"integer\"}}"));
+    ask(message.data, more, &r);
+    assert_int_equal(r.status, 400);
+    assert_string_equal(http_text(&r, "error.code"), "context_length_exceeded");
+    assert_non_null(strstr(http_text(&r, "error.message"), "maximum context length is 2048 tokens"));
+    http_free(&r);
+    ms_text_free(&message);
 }
 
 /* Free text with tools at hand still ends where the limit cuts it. */
@@ -193,10 +292,9 @@ static void free_text_is_cut(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_that_are_required),
-        cmocka_unit_test(formats),
-        cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(free_text_is_cut),
+        cmocka_unit_test(calls_that_are_required),   cmocka_unit_test(formats),
+        cmocka_unit_test(what_is_refused),           cmocka_unit_test(free_text_is_cut),
+        cmocka_unit_test(limits_that_are_too_small), cmocka_unit_test(a_context_that_is_too_small),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

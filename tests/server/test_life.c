@@ -5,6 +5,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,19 +45,18 @@ static void post(const char *body, http_response *r) {
 }
 
 /* Sends a request and leaves the connection open. */
-static int begin_post(const char *body) {
+static int begin_post_to(const char *path, const char *body) {
     ms_text t = {0};
     int fd = http_connect(f.port);
     assert_true(fd >= 0);
-    ms_text_printf(
-        &t,
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu"
-        "\r\n\r\n%s",
-        strlen(body), body);
+    ms_text_printf(&t, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+                   path, strlen(body), body);
     assert_true(http_send(fd, t.data, t.len));
     ms_text_free(&t);
     return fd;
 }
+
+static int begin_post(const char *body) { return begin_post_to("/v1/chat/completions", body); }
 
 static void answer_is_good(void) {
     http_response r;
@@ -291,6 +293,124 @@ static void a_client_that_does_not_read(void **state) {
     answer_is_good();
 }
 
+static bool log_has(const char *text) {
+    ms_text all = {0};
+    fixture_log(&f, &all);
+    bool found = strstr(all.data, text);
+    ms_text_free(&all);
+    return found;
+}
+
+/* A reply whose content is held back to its end, far larger on the wire than the queue. */
+#define HELD                                                                                                           \
+    ",\"response_format\":{\"type\":\"json_object\"},\"logprobs\":true,\"top_logprobs\":20,\"max_tokens\":10000"
+
+static void held_init(int numbers) {
+    f.o.max_output = 10000;
+    f.o.context = f.engine.base.context = 16384;
+    f.o.io_timeout_s = 2;
+    f.o.queue_bytes = 65536;
+    ms_text reply = {0};
+    ms_text_puts(&reply, "{\"a\": [1");
+    for (int i = 2; i < numbers; i++) ms_text_printf(&reply, ", %d", i);
+    ms_text_puts(&reply, ", \"\xf0\x9f\x8c\x8a\"]}");
+    script_say(&f.engine, "bigobj", "t", reply.data);
+    ms_text_free(&reply);
+}
+
+/* Content and log probabilities of a stream, one after the other. */
+static void join_stream(const char *data, ms_text *content, size_t *logprobs) {
+    for (const char *line = data; (line = strstr(line, "data: {")); line++) {
+        const char *end = strchr(line, '\n');
+        ms_json_doc *doc = NULL;
+        assert_non_null(end);
+        assert_int_equal(ms_json_parse(&doc, line + 6, (size_t)(end - line) - 6, "chunk", NULL, NULL), MS_OK);
+        const ms_json *choice = ms_json_at(ms_json_get(ms_json_root(doc), "choices"), 0);
+        const ms_json *text = ms_json_get(ms_json_get(choice, "delta"), "content");
+        const ms_json *list = ms_json_get(ms_json_get(choice, "logprobs"), "content");
+        if (text) ms_text_append(content, text->str, text->str_len);
+        if (list) *logprobs += list->count;
+        ms_json_free(doc);
+    }
+    ms_text_append(content, "", 0);
+}
+
+static void held_content_waits_for_its_reader(void **state) {
+    (void)state;
+    held_init(400);
+    run();
+    http_response r;
+    ms_text all = {0}, content = {0};
+    size_t logprobs = 0;
+    post(fixture_body("bigobj", HELD), &r);
+    assert_int_equal(r.status, 200);
+    const ms_json *whole =
+        ms_json_get(ms_json_get(ms_json_at(ms_json_get(http_json(&r), "choices"), 0), "logprobs"), "content");
+    assert_true(r.body.len > 10 * f.o.queue_bytes);
+    fixture_wait_idle(&f);
+    int fd = begin_post(fixture_body("bigobj", HELD ",\"stream\":true"));
+    char piece[16384];
+    for (ssize_t n; (n = recv(fd, piece, sizeof piece, 0)) > 0;) { /* behind the engine all the time */
+        ms_text_append(&all, piece, (size_t)n);
+        pause_ms(1);
+    }
+    assert_non_null(strstr(all.data, "data: [DONE]"));
+    join_stream(all.data, &content, &logprobs);
+    assert_string_equal(content.data, http_text(&r, "choices.0.message.content"));
+    assert_int_equal(logprobs, whole->count);
+    assert_false(log_has("client=disconnected"));
+    ms_text_free(&all);
+    ms_text_free(&content);
+    http_free(&r);
+    (void)close(fd);
+}
+
+/* The last events of this API repeat the whole reply. */
+static void large_last_events(void **state) {
+    (void)state;
+    f.o.max_output = 10000;
+    f.o.context = f.engine.base.context = 16384;
+    f.o.queue_bytes = 32768;
+    atomic_store(&f.engine.token_us, 100); /* a reader keeps up with the tokens */
+    ms_text think = {0}, say = {0}, all = {0};
+    for (int i = 0; i < 2000; i++) ms_text_puts(&think, "thought ");
+    for (int i = 0; i < 2000; i++) ms_text_puts(&say, "said ");
+    script_say(&f.engine, "muchtext", think.data, say.data);
+    run();
+    int fd = begin_post_to(
+        "/v1/responses", "{\"model\":\"moonshine\",\"stream\":true,\"max_output_tokens\":9000,\"input\":\"muchtext\"}");
+    char piece[16384];
+    for (ssize_t n; (n = recv(fd, piece, sizeof piece, 0)) > 0;) ms_text_append(&all, piece, (size_t)n);
+    const char *last = strstr(all.data, "event: response.completed");
+    assert_non_null(last);
+    assert_non_null(strstr(last, say.data));
+    assert_non_null(strstr(last, think.data));
+    assert_false(log_has("client=disconnected"));
+    ms_text_free(&all);
+    ms_text_free(&think);
+    ms_text_free(&say);
+    (void)close(fd);
+}
+
+/* Nobody reads it: the slot is free again, and the next request is answered. */
+static void held_content_that_nobody_reads(void **state) {
+    (void)state;
+    held_init(3000); /* more than a socket's own buffers */
+    run();
+    int fd = http_connect(f.port), small = 4096;
+    ms_text t = {0};
+    const char *body = fixture_body("bigobj", HELD ",\"stream\":true");
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    ms_text_printf(&t, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s", strlen(body),
+                   body);
+    assert_true(http_send(fd, t.data, t.len));
+    ms_text_free(&t);
+    assert_true(fixture_wait_log(&f, 0, "client=disconnected"));
+    fixture_wait_idle(&f);
+    answer_is_good();
+    (void)close(fd);
+}
+
 /* ------------------------------------------------------------------ deadlines */
 
 static void a_deadline_in_the_prompt(void **state) {
@@ -420,6 +540,57 @@ static void the_end_with_clients(void **state) {
     (void)close(half);
 }
 
+/* Clients that come while the server goes. */
+enum { COMERS = 6 };
+static atomic_bool gone;
+static atomic_uint answered, refused, empty;
+
+static void come_once(void) {
+    static const char request[] = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
+    char byte;
+    int fd = http_connect(f.port);
+    ssize_t n = fd < 0 || !http_puts(fd, request) ? -1 : recv(fd, &byte, 1, 0);
+    if (n > 0)
+        (void)atomic_fetch_add(&answered, 1);
+    else if (n == 0)
+        (void)atomic_fetch_add(&empty, 1);
+    else
+        (void)atomic_fetch_add(&refused, 1);
+    if (fd >= 0) (void)close(fd);
+}
+
+static void *come(void *arg) {
+    while (!atomic_load(&gone)) come_once();
+    return arg;
+}
+
+/* Whoever gets a connection gets an answer, or is refused before the request was read. */
+static void the_end_with_comers(void **state) {
+    (void)state;
+    for (int round = 0; round < 25; round++) {
+        pthread_t threads[COMERS];
+        bool loading = round % 3 == 2;
+        atomic_store(&f.engine.open_us, loading ? 100000 : 0);
+        fixture_start(&f);
+        if (!loading) fixture_wait_ready(&f);
+        atomic_store(&gone, false);
+        for (size_t i = 0; i < COMERS; i++) assert_int_equal(pthread_create(&threads[i], NULL, come, NULL), 0);
+        pause_ms(5);
+        if (round % 2) ms_server_drain(f.server);
+        uint64_t start = ms_clock_ns();
+        if (loading) ms_server_hang_up(f.server);
+        fixture_stop(&f);
+        assert_true(ms_clock_ns() - start < UINT64_C(5000000000));
+        atomic_store(&gone, true);
+        for (size_t i = 0; i < COMERS; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
+    }
+    print_message("%u answered, %u refused, %u empty\n", atomic_load(&answered), atomic_load(&refused),
+                  atomic_load(&empty));
+    assert_true(atomic_load(&answered) > 0);
+    assert_true(atomic_load(&refused) > 0);
+    assert_int_equal(atomic_load(&empty), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(loading, begin, end),
@@ -431,11 +602,15 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_waiting_client_leaves, begin, end),
         cmocka_unit_test_setup_teardown(keepalives, begin, end),
         cmocka_unit_test_setup_teardown(a_client_that_does_not_read, begin, end),
+        cmocka_unit_test_setup_teardown(held_content_waits_for_its_reader, begin, end),
+        cmocka_unit_test_setup_teardown(large_last_events, begin, end),
+        cmocka_unit_test_setup_teardown(held_content_that_nobody_reads, begin, end),
         cmocka_unit_test_setup_teardown(a_deadline_in_the_prompt, begin, end),
         cmocka_unit_test_setup_teardown(a_deadline_in_the_reply, begin, end),
         cmocka_unit_test_setup_teardown(draining, begin, end),
         cmocka_unit_test_setup_teardown(cancelling, begin, end),
         cmocka_unit_test_setup_teardown(the_end_with_clients, begin, end),
+        cmocka_unit_test_setup_teardown(the_end_with_comers, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

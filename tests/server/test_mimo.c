@@ -239,6 +239,66 @@ static void formats(void **state) {
     http_free(&r);
 }
 
+#define FIND                                                                                                           \
+    "{\"type\":\"object\",\"properties\":{\"what\":{\"type\":\"string\",\"minLength\":3,\"maxLength\":9}},"            \
+    "\"required\":"                                                                                                    \
+    "[\"what\"],\"additionalProperties\":false}"
+#define COLOUR                                                                                                         \
+    "{\"type\":\"object\",\"properties\":{\"what\":{\"enum\":[\"red\",\"blue\"]}},\"required\":[\"what\"],"            \
+    "\"additionalProperties\":false}"
+#define ANTHROPIC                                                                                                      \
+    "\"max_tokens\":250,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[{\"name\":\"find\","           \
+    "\"input_schema\":" FIND "}]"
+#define RESPONSES                                                                                                      \
+    "\"max_output_tokens\":250,\"input\":\"x\",\"tools\":[{\"type\":\"function\",\"name\":\"find\","                   \
+    "\"parameters\":" FIND "}]"
+
+/* Calls and formats of the other APIs: the object with `what` is where it must be, whole and in a stream. */
+static void other_apis(void **state) {
+    (void)state;
+    run(false);
+    static const struct {
+        const char *path, *body, *piece, *key; /* stream: pieces are at `key` of events with `piece` */
+    } cases[] = {
+        {"/v1/messages", ANTHROPIC ",\"tool_choice\":{\"type\":\"any\"}", "input_json_delta", "delta.partial_json"},
+        {"/v1/messages", ANTHROPIC ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"find\"}", "input_json_delta",
+         "delta.partial_json"},
+        {"/v1/responses", RESPONSES ",\"tool_choice\":\"required\"", "function_call_arguments.delta", "delta"},
+        {"/v1/responses", RESPONSES ",\"tool_choice\":{\"type\":\"function\",\"name\":\"find\"}",
+         "function_call_arguments.delta", "delta"},
+        {"/v1/responses",
+         "\"max_output_tokens\":250,\"input\":\"x\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"s\","
+         "\"schema\":" COLOUR "}}",
+         "output_text.delta", "delta"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char body[1400];
+        http_response r;
+        ms_text words = {0};
+        (void)snprintf(body, sizeof body, "{\"model\":\"m\",\"stream\":true,%s}", cases[i].body);
+        fixture_wait_idle(&f);
+        http_call(f.port, "POST", cases[i].path, NULL, body, &r);
+        assert_int_equal(r.status, 200);
+        sse s = sse_read(&r.body);
+        for (size_t k = 0; k < s.count; k++) {
+            const ms_json *e = s.items[k].doc ? ms_json_root(s.items[k].doc) : NULL;
+            const char *type = e ? text_at(e, "type") : "";
+            if (e && strcmp(type, "content_block_delta") == 0) type = text_at(e, "delta.type");
+            if (strstr(type, cases[i].piece)) ms_text_puts(&words, text_at(e, cases[i].key));
+        }
+        ms_text_append(&words, "", 0);
+        ms_json_doc *doc;
+        const char *end = strstr(words.data, "}{"); /* of the first call */
+        size_t len = end ? (size_t)(end - words.data) + 1 : words.len;
+        if (ms_json_parse(&doc, words.data, len, "object", NULL, NULL) != MS_OK) fail_msg("%zu: %s", i, r.body.data);
+        assert_true(ms_json_get(ms_json_root(doc), "what")->str_len >= 3);
+        ms_json_free(doc);
+        sse_free(&s);
+        ms_text_free(&words);
+        http_free(&r);
+    }
+}
+
 /* ------------------------------------------------------------------ greedy */
 
 static void greedy_unless_permitted(void **state) {
@@ -322,19 +382,24 @@ static void a_deadline_in_the_prompt(void **state) {
                    "{\"model\":\"m\",\"max_tokens\":1" OFF ",\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]}",
                    words.data);
     long before = -1;
-    int tries = 0;
+    int tries = 0, steps = 0;
     for (; tries < 60; tries++) {
         post(body.data, &r);
         if (r.status == 200) break;
         assert_int_equal(r.status, 504);
         assert_string_equal(http_text(&r, "error.code"), "deadline_exceeded");
         long reached = http_number(&r, "error.details.reused") + http_number(&r, "error.details.evaluated");
-        assert_true(reached > before); /* each attempt gets further */
+        /* Each attempt gets further; one on a machine that is busy with other things may not, and says so. */
+        bool further = http_number(&r, "error.details.evaluated") > 0;
+        if (further != (reached > before) || (!further && reached != before) ||
+            further != !!strstr(r.body.data, "\"resumable\":true"))
+            fail_msg("%ld, and before %ld: %s", reached, before, r.body.data);
+        steps += further;
         before = reached;
         http_free(&r);
     }
     print_message("%d attempts, the last from %ld\n", tries + 1, before);
-    assert_true(tries > 0);
+    assert_true(steps > 0);
     assert_int_equal(r.status, 200);
     assert_int_equal(http_number(&r, "usage.completion_tokens"), 1);
     assert_int_equal(cached(&r), before);
@@ -351,6 +416,7 @@ int main(void) {
         TEST(streams),
         TEST(calls_that_are_required),
         TEST(formats),
+        TEST(other_apis),
         TEST(greedy_unless_permitted),
         TEST(sampling_when_permitted),
         TEST(an_edited_message_goes_back),

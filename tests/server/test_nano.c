@@ -203,6 +203,18 @@ static void exit_codes(void **state) {
                                            {"models/k3-nano", "extra"},
                                            {"models/k3-nano", "--host", "0.0.0.0", "--port", "0"},
                                            {"models/k3-nano", "--port", "0", "--context", "9999999999"},
+                                           {"models/k3-nano", "--port", "0", "--cors-origin", "x y"},
+                                           {"models/k3-nano", "--port", "0", "--cors-origin", "https://a.example/"},
+                                           {"models/k3-nano", "--port", "0", "--cors-origin", "a.example"},
+                                           {"models/k3-nano", "--port", "0", "--cors-origin", ""},
+                                           {"models/k3-nano", "--port", "0", "--cors-origin", "*"},
+                                           {"models/k3-nano", "--port", "0", "--store", ""},
+                                           {"models/k3-nano", "--port", "0", "--expert-dirs", "nosuch"},
+                                           {"models/k3-nano", "--port", "0", "--model-id", ""},
+                                           {"models/k3-nano", "--port", "0", "--model-alias", "a,,b"},
+                                           {"models/k3-nano", "--port", "0", "--prefix-checkpoint-root", ""},
+                                           {"models/k3-nano", "--port", "0", "--decode-diagnostics", ""},
+                                           {"models/k3-nano", "--port", "0", "--api-key-file", ""},
                                            {"models/k3-nano", "--port", "0", "--api-key-file", "README.md"}};
     program p;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

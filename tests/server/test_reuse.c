@@ -276,6 +276,21 @@ static void the_system_part_is_an_anchor(void **state) {
     http_free(&r);
 }
 
+/* What the log says of a prompt's beginning is what the reply counts. */
+static void log_tells(size_t from, const char *reuse, http_response *r) {
+    ms_text all = {0};
+    char expected[160];
+    fixture_log(&f, &all);
+    const char *line = strstr(all.data + from, "request.prefill.start");
+    assert_non_null(line);
+    (void)snprintf(expected, sizeof expected, " prompt=%ld evaluated=%ld reused=%ld reuse=%s ", prompt(r),
+                   prompt(r) - cached(r), cached(r), reuse);
+    const char *end = strchr(line, '\n'), *found = strstr(line, expected);
+    if (!found || found > end) fail_msg("expected%s, found %.*s", expected, (int)(end - line), line);
+    assert_null(strstr(end, "request.prefill.start"));
+    ms_text_free(&all);
+}
+
 static void kept_states(void **state) {
     (void)state;
     http_response r;
@@ -304,15 +319,20 @@ static void kept_states(void **state) {
     fixture_stop(&f); /* a restart */
     fixture_start(&f);
     fixture_wait_ready(&f);
+    size_t from = fixture_log_size(&f);
     ask(m.data, "," TOOLS, &r);
     assert_int_equal(cached(&r), kept);
+    log_tells(from, "checkpoint", &r);
     http_free(&r);
-    /* A state that cannot be read is passed over. */
+    /* A state that cannot be read is passed over, and nothing claims otherwise. */
     forget();
     atomic_store(&f.engine.restore_fails, true);
+    from = fixture_log_size(&f);
     ask(m.data, "," TOOLS, &r);
     assert_string_equal(http_text(&r, "choices.0.message.content"), "Second answer.");
     assert_int_equal(cached(&r), 0);
+    assert_string_equal(http_header(&r, "X-Moonshine-Prompt-Reused-Tokens"), "0");
+    log_tells(from, "miss", &r);
     http_free(&r);
     atomic_store(&f.engine.restore_fails, false);
     ms_text_free(&m);

@@ -78,7 +78,8 @@ static size_t evaluate(server *s, const char *messages, ms_origin origin) {
     build(&c, messages);
     ms_beginning b = ms_retained_find(&s->retained, &c);
     assert_int_equal(b.origin, origin);
-    ok(ms_retained_begin(&s->retained, &c, &b, &err), &err);
+    assert_true(ms_retained_take(&s->retained, &c, &b));
+    ok(ms_retained_begin(&s->retained, &b, &err), &err);
     assert_int_equal(s->timeline->ops->position(s->timeline), b.at.matched);
     size_t rest = c.ids.count - b.at.used; /* 0: the logits are there */
     if (rest) ok(s->timeline->ops->forward(s->timeline, c.ids.data + b.at.used, rest, NULL, &err), &err);

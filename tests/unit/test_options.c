@@ -34,7 +34,13 @@ static const ms_option table[] = {
      .arg = "TEXT",
      .help = "A text.",
      .env = "MS_TEST_TEXT"},
-    {.name = "list", .type = MS_OPTION_LIST, .offset = FIELD(list), .arg = "X", .max = 2, .help = "A list."},
+    {.name = "list",
+     .type = MS_OPTION_LIST,
+     .offset = FIELD(list),
+     .arg = "X",
+     .max = 2,
+     .filled = true,
+     .help = "A list."},
     {.name = "small",
      .letter = 's',
      .type = MS_OPTION_U32,
@@ -162,6 +168,13 @@ static void what_is_refused(void **state) {
     refused(ARGS("--real", "nan"), "above 0 to 1");
     refused(ARGS("--real", "1e-1"), "above 0 to 1");
     refused(ARGS("--choice", "blue"), "expected red or green, found \"blue\"");
+    refused(ARGS("--list", "a", "--list", ""), "--list: expected X, found \"\"");
+    double real = 7;
+    ms_error err;
+    assert_int_equal(ms_option_parse_real(&real, "/rate", "0.25", 0.001, 1000, &err), MS_OK);
+    assert_true(real == 0.25);
+    assert_int_equal(ms_option_parse_real(&real, "/rate", "0", 0.001, 1000, &err), MS_ERR_USAGE);
+    assert_string_equal(err.message, "/rate: expected digits like 0.5, a number from 0.001 to 1000, found \"0\"");
     refused(ARGS("--list", "1", "--list", "2", "--list", "3"), "at most 2");
 }
 

@@ -23,6 +23,8 @@ ms_status mimo_parser_tools(mimo_parser *p, const ms_json *tools, ms_error *err)
 ms_status mimo_parser_push(mimo_parser *p, uint32_t id, ms_reply_delta *delta, bool *done, ms_error *err);
 /* Ends the stream and gives the result, which the caller frees.  delta as above for held-back text. */
 ms_status mimo_parser_finish(mimo_parser *p, ms_reply_delta *delta, ms_reply *out, ms_error *err);
+/* lane.h, calls.  A call is told as if what is still to come makes it one; a block that is none is text in the end. */
+void mimo_parser_calls(const mimo_parser *p, ms_call_view *out);
 void mimo_parser_destroy(mimo_parser *p);
 
 /* Whether an argument is taken as text whatever it looks like, by the tool's declared parameters (may be NULL). */

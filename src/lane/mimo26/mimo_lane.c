@@ -128,11 +128,14 @@ static ms_status parser_finish(void *p, ms_reply_delta *delta, ms_reply *out, ms
 }
 static void parser_destroy(void *p) { mimo_parser_destroy(p); }
 
+static void parser_calls(const void *p, ms_call_view *out) { mimo_parser_calls(p, out); }
+
 static const ms_reply_parser_ops parser = {.create = parser_create,
                                            .tools = parser_tools,
                                            .push = parser_push,
                                            .finish = parser_finish,
-                                           .destroy = parser_destroy};
+                                           .destroy = parser_destroy,
+                                           .calls = parser_calls};
 
 static const char *const efforts[] = {"none", "high", NULL};
 

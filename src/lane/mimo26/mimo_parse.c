@@ -6,6 +6,7 @@
  * appended to reasoning or content is final, so a delta is the part that a push added. Errors: bad output of the model
  * is part of the reply; MS_ERR_USAGE for an id that the tokenizer does not have.
  */
+#include "lane/mimo26/mimo_call.h"
 #include "lane/mimo26/mimo_chat.h"
 
 #include <stdlib.h>
@@ -23,8 +24,8 @@ struct mimo_parser {
     ms_utf8_stream utf8;
     ms_text decided; /* scratch of one push */
     ms_text reasoning, content;
-    ms_text gap;   /* white space behind a call: dropped unless text follows */
-    ms_text block; /* inside a call */
+    ms_text gap; /* white space behind a call: dropped unless text follows */
+    mimo_call open;
     ms_tool_call *calls;
     size_t call_count, call_cap;
     ms_json_doc *tools;
@@ -60,8 +61,9 @@ void mimo_parser_destroy(mimo_parser *p) {
     if (!p) return;
     ms_reply calls = {.calls = p->calls, .call_count = p->call_count};
     ms_reply_free(&calls);
-    ms_text *const texts[] = {&p->decided, &p->reasoning, &p->content, &p->gap, &p->block};
+    ms_text *const texts[] = {&p->decided, &p->reasoning, &p->content, &p->gap};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) ms_text_free(texts[i]);
+    mimo_call_free(&p->open);
     ms_json_free(p->tools);
     free(p->tools_text);
     free(p);
@@ -90,115 +92,8 @@ ms_status mimo_parser_tools(mimo_parser *p, const ms_json *tools, ms_error *err)
 
 /* ------------------------------------------------------------------ calls */
 
-static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
-typedef struct cursor {
-    const char *at, *end;
-} cursor;
-
-static void skip_space(cursor *c) {
-    while (c->at < c->end && is_space(*c->at)) c->at++;
-}
-
-static bool take_text(cursor *c, const char *text) {
-    size_t n = strlen(text);
-    if ((size_t)(c->end - c->at) < n || memcmp(c->at, text, n) != 0) return false;
-    c->at += n;
-    return true;
-}
-
-/* What is before the next `text`, and behind it; false: there is none. */
-static bool take_until(cursor *c, const char *text, const char **from, size_t *len) {
-    const char *found = memmem(c->at, (size_t)(c->end - c->at), text, strlen(text));
-    if (!found) return false;
-    *from = c->at;
-    *len = (size_t)(found - c->at);
-    c->at = found + strlen(text);
-    return true;
-}
-
-/* The same for the last one, behind which nothing but white space may come: what is before may spell it. */
-static bool take_last(cursor *c, const char *text, const char **from, size_t *len) {
-    const char *end = c->end;
-    size_t n = strlen(text);
-    while (end > c->at && is_space(end[-1])) end--;
-    if ((size_t)(end - c->at) < n || memcmp(end - n, text, n) != 0) return false;
-    *from = c->at;
-    *len = (size_t)(end - n - c->at);
-    c->at = end;
-    return true;
-}
-
-bool mimo_argument_is_text(const ms_json *parameters, const char *key, size_t key_len) {
-    const ms_json *properties = ms_json_get(parameters, "properties"), *schema = NULL;
-    for (const ms_json *v = properties && properties->type == MS_JSON_OBJECT ? properties->child : NULL; v; v = v->next)
-        if (v->key_len == key_len && memcmp(v->key, key, key_len) == 0) schema = v;
-    const ms_json *type = ms_json_get(schema, "type");
-    if (ms_json_is_string(type, "string")) return true;
-    for (const ms_json *t = type && type->type == MS_JSON_ARRAY ? type->child : NULL; t; t = t->next)
-        if (ms_json_is_string(t, "string")) return true;
-    return false;
-}
-
-/* The declared parameters of a tool, or NULL. */
-static const ms_json *parameters_of(const mimo_parser *p, const char *name, size_t name_len) {
-    const ms_json *tools = p->tools ? ms_json_root(p->tools) : NULL;
-    for (const ms_json *t = tools && tools->type == MS_JSON_ARRAY ? tools->child : NULL; t; t = t->next) {
-        const ms_json *f = ms_json_get(t, "function"), *tool = f ? f : t, *n = ms_json_get(tool, "name");
-        if (!n || n->type != MS_JSON_STRING || n->str_len != name_len || memcmp(n->str, name, name_len) != 0) continue;
-        const ms_json *parameters = ms_json_get(tool, "parameters");
-        return parameters ? parameters : ms_json_get(tool, "input_schema");
-    }
-    return NULL;
-}
-
-static const ms_json_limits deep = {.max_depth = MS_JSON_MAX_DEPTH};
-
-/* A declared text is one; anything else is JSON when it parses, by the model's own spelling. */
-static void put_value(ms_text *out, bool text, const char *value, size_t len) {
-    ms_json_doc *doc = NULL;
-    if (!text && ms_json_parse(&doc, value, len, "value", &deep, NULL) == MS_OK) {
-        ms_text_append(out, ms_json_root(doc)->raw, ms_json_root(doc)->raw_len);
-        ms_json_free(doc);
-        return;
-    }
-    ms_json_write_string(out, value, len);
-}
-
-/* The arguments up to </function>, as JSON. */
-static bool read_arguments(const mimo_parser *p, cursor *c, const char *name, size_t name_len, ms_text *out) {
-    const ms_json *parameters = parameters_of(p, name, name_len);
-    bool any = false;
-    ms_text_puts(out, "{");
-    for (;;) {
-        const char *key, *value;
-        size_t key_len, value_len;
-        skip_space(c);
-        if (take_text(c, "</function>")) break;
-        if (!take_text(c, "<parameter=")) {
-            ms_json_doc *doc = NULL;
-            if (any || !take_last(c, "</function>", &value, &value_len)) return false;
-            bool object = ms_json_parse(&doc, value, value_len, "arguments", &deep, NULL) == MS_OK &&
-                          ms_json_root(doc)->type == MS_JSON_OBJECT;
-            if (object) {
-                out->len = 0;
-                ms_text_append(out, ms_json_root(doc)->raw, ms_json_root(doc)->raw_len);
-            }
-            ms_json_free(doc);
-            return object;
-        }
-        if (!take_until(c, ">", &key, &key_len) || !take_until(c, "</parameter>", &value, &value_len)) return false;
-        ms_text_puts(out, any ? "," : "");
-        ms_json_write_string(out, key, key_len);
-        ms_text_puts(out, ":");
-        put_value(out, mimo_argument_is_text(parameters, key, key_len), value, value_len);
-        any = true;
-    }
-    ms_text_puts(out, "}");
-    return true;
-}
-
-static ms_status add_call(mimo_parser *p, const char *name, size_t name_len, ms_text *arguments, ms_error *err) {
+/* The open call becomes one of the reply's. */
+static ms_status add_call(mimo_parser *p, ms_error *err) {
     if (p->call_count == p->call_cap) {
         size_t cap = p->call_cap ? 2 * p->call_cap : 4;
         ms_tool_call *calls = realloc(p->calls, cap * sizeof *calls);
@@ -206,15 +101,9 @@ static ms_status add_call(mimo_parser *p, const char *name, size_t name_len, ms_
         p->calls = calls;
         p->call_cap = cap;
     }
-    char *copy = malloc(name_len + 1);
-    if (!copy || arguments->failed) {
-        free(copy);
-        return ms_fail_memory(err, "a tool call", name_len + arguments->len);
-    }
-    memcpy(copy, name, name_len);
-    copy[name_len] = 0;
-    p->calls[p->call_count++] = (ms_tool_call){copy, name_len, arguments->data, arguments->len};
-    *arguments = (ms_text){0};
+    ms_text *name = &p->open.name, *arguments = &p->open.arguments;
+    p->calls[p->call_count++] = (ms_tool_call){name->data, name->len, arguments->data, arguments->len};
+    *name = *arguments = (ms_text){0};
     return MS_OK;
 }
 
@@ -222,38 +111,27 @@ static ms_status add_call(mimo_parser *p, const char *name, size_t name_len, ms_
 static void block_to_text(mimo_parser *p, bool closed) {
     ms_text_append(&p->content, p->gap.data, p->gap.len);
     ms_text_puts(&p->content, open_name);
-    ms_text_append(&p->content, p->block.data, p->block.len);
+    ms_text_append(&p->content, p->open.block.data, p->open.block.len);
     if (closed) ms_text_puts(&p->content, close_name);
-    p->gap.len = p->block.len = 0;
+    p->gap.len = 0;
 }
 
 static ms_status close_call(mimo_parser *p, ms_error *err) {
-    const char *data = p->block.data ? p->block.data : "", *name = NULL;
-    cursor c = {data, data + p->block.len};
-    size_t name_len = 0;
-    ms_text arguments = {0};
-    skip_space(&c);
-    bool good = take_text(&c, "<function=") && take_until(&c, ">", &name, &name_len) && name_len > 0 &&
-                read_arguments(p, &c, name, name_len, &arguments);
-    skip_space(&c);
-    ms_status status = MS_OK;
-    if (good && c.at == c.end) {
-        status = add_call(p, name, name_len, &arguments, err);
-        p->block.len = p->gap.len = 0;
-        p->behind_call = true;
-    } else {
-        block_to_text(p, true);
-    }
-    ms_text_free(&arguments);
     p->state = CONTENT;
-    return status;
+    if (!mimo_call_end(&p->open)) {
+        block_to_text(p, true);
+        return MS_OK;
+    }
+    p->gap.len = 0;
+    p->behind_call = true;
+    return add_call(p, err);
 }
 
 /* ------------------------------------------------------------------ text */
 
 static void deliver_content(mimo_parser *p, const char *s, size_t len) {
     size_t blank = 0;
-    while (p->behind_call && blank < len && is_space(s[blank])) blank++;
+    while (p->behind_call && blank < len && mimo_is_space(s[blank])) blank++;
     ms_text_append(&p->gap, s, blank);
     s += blank;
     len -= blank;
@@ -275,7 +153,7 @@ static void deliver(mimo_parser *p, const char *s, size_t len) {
         deliver_content(p, s, len);
         break;
     case CALL:
-        ms_text_append(&p->block, s, len);
+        mimo_call_push(&p->open, s, len);
         break;
     }
 }
@@ -296,6 +174,7 @@ static ms_status take_control(mimo_parser *p, uint32_t id, const char *name, ms_
         p->state = CONTENT;
     } else if (p->state == CONTENT && id == p->call) {
         p->state = CALL;
+        mimo_call_begin(&p->open, p->tools ? ms_json_root(p->tools) : NULL);
     } else if (p->state == CALL && id == p->end_call) {
         return close_call(p, err);
     } else if (!ms_tokenizer_control_hidden(p->tokenizer, id)) {
@@ -313,7 +192,8 @@ static ms_channel text_channel(const mimo_parser *p) {
 
 /* What was added behind the given lengths. */
 static ms_status give_delta(mimo_parser *p, ms_reply_delta *delta, size_t reasoning, size_t content, ms_error *err) {
-    const ms_text *const texts[] = {&p->reasoning, &p->content, &p->block, &p->gap, &p->decided};
+    const ms_text *const texts[] = {&p->reasoning,  &p->content,   &p->gap,           &p->decided,
+                                    &p->open.block, &p->open.name, &p->open.arguments};
     bool failed = false;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) failed |= texts[i]->failed;
     if (delta) {
@@ -372,4 +252,14 @@ ms_status mimo_parser_finish(mimo_parser *p, ms_reply_delta *delta, ms_reply *ou
     p->calls = NULL;
     p->call_count = p->call_cap = 0;
     return MS_OK;
+}
+
+void mimo_parser_calls(const mimo_parser *p, ms_call_view *out) {
+    const mimo_call *c = &p->open;
+    *out = (ms_call_view){.whole = p->calls, .count = p->call_count};
+    if (p->over || p->state != CALL || c->phase < MIMO_CALL_FIRST || c->phase == MIMO_CALL_BROKEN) return;
+    out->name = c->name.data;
+    out->name_len = c->name.len;
+    out->arguments = c->arguments.data ? c->arguments.data : "";
+    out->arguments_len = c->arguments.len;
 }
