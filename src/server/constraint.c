@@ -15,6 +15,7 @@ struct ms_constraint {
     ms_text key;
     ms_text ignored; /* comma list */
     bool always_complete;
+    uint32_t tokens_needed;
     atomic_uint references;
 };
 
@@ -49,6 +50,8 @@ void ms_constraints_destroy(ms_constraints *c) {
     (void)pthread_mutex_destroy(&c->lock);
     free(c);
 }
+
+uint32_t ms_constraint_tokens_needed(const ms_constraint *c) { return c->tokens_needed; }
 
 void ms_constraint_release(ms_constraint *c) {
     if (!c || atomic_fetch_sub(&c->references, 1) != 1) return;
@@ -142,9 +145,12 @@ static bool make(ms_constraints *c, making *m, const ms_api_request *q, ms_const
     ms_error err;
     ms_status status = c->model->lane->reply_grammar(&out->grammar, c->model->tokenizer, &m->rules, &report, &err);
     if (status == MS_OK) status = ms_mask_cache_create(&out->masks, out->grammar, c->vocabulary, &err);
+    out->always_complete = m->rules.format != MS_REPLY_TEXT || m->rules.choice == MS_REPLY_MUST_CALL;
+    if (status == MS_OK && out->always_complete) {
+        status = ms_grammar_tokens_needed(out->grammar, c->vocabulary, &out->tokens_needed, &err);
+    }
     if (status != MS_OK) return refuse(m, q, &report, status, e);
     out->vocabulary = c->vocabulary;
-    out->always_complete = m->rules.format != MS_REPLY_TEXT || m->rules.choice == MS_REPLY_MUST_CALL;
     for (size_t i = 0; i < m->rules.tool_count; i++) {
         if (!m->unconstrained[i]) continue;
         ms_text_printf(&out->ignored, "%stools[%zu].parameters(grammar)", out->ignored.len ? "," : "", m->numbers[i]);

@@ -23,6 +23,8 @@ void ms_constraints_destroy(ms_constraints *c);
 
 /* *out: NULL when nothing constrains the reply.  Tools whose schema is not compiled are added to q->ignored. */
 bool ms_constraints_get(ms_constraints *c, ms_api_request *q, ms_constraint **out, ms_api_error *e);
+/* Tokens that the shortest valid reply takes: a smaller limit cannot be kept.  0: the reply may end anywhere. */
+uint32_t ms_constraint_tokens_needed(const ms_constraint *c);
 void ms_constraint_release(ms_constraint *c); /* NULL is fine */
 
 /* One reply being held to a constraint. */

@@ -117,6 +117,15 @@ typedef struct ms_list {
     uint32_t count, cap;
 } ms_list;
 
+/* A shortest completion of what was read, kept while it is kept to (grammar_way.h). */
+typedef struct ms_way {
+    const void *vocabulary; /* whose tokens; NULL: there is none */
+    uint16_t *symbols;
+    uint32_t *need, *first; /* [length + 1]: tokens from each symbol on, and the first of them */
+    uint32_t length, at;
+} ms_way;
+void ms_way_clear(ms_way *w);
+
 struct ms_matcher {
     const ms_grammar *g;
     ms_frame *frames; /* 0: under every stack; 1: floor of local walks (grammar_mask.c) */
@@ -130,6 +139,7 @@ struct ms_matcher {
     ms_list stacks, work, next;
     uint32_t epoch;
     uint32_t live; /* frames after the last clean-up */
+    ms_way way;
     bool failed;
 };
 
@@ -176,6 +186,8 @@ uint32_t ms_char_cost(ms_string_form form, uint32_t lo, uint32_t hi);
 
 /* Appends to out the stacks that `from` becomes by a symbol.  The log must end with the symbol's byte already. */
 void ms_match_step(ms_matcher *m, uint32_t from, uint32_t symbol, ms_list *out);
+/* Adds to the set the symbols that the stack may be able to read. */
+void ms_match_candidates(const ms_matcher *m, uint32_t from, uint64_t symbols[MS_SYMBOLS / 64]);
 /* Appends the leaves of a stack whose top frame is to be resumed. */
 void ms_match_resume(ms_matcher *m, uint32_t frame, ms_list *out);
 uint32_t ms_match_frame(ms_matcher *m, const ms_frame *f); /* MS_DFA_NONE: no completion, or no memory */

@@ -14,135 +14,10 @@
 
 #include "base/bytes.h"
 #include "text/grammar_internal.h"
+#include "text/grammar_vocabulary.h"
+#include "text/grammar_way.h"
 
-enum { MAX_TOKEN_BYTES = 4096, CACHE_WORDS = 12 << 20, TABLE = 1 << 12 };
-#define NO_TOKEN UINT32_MAX
-
-/* Nodes in preorder, so a subtree is a range; node 0 is the first byte of the first token. */
-struct ms_vocabulary {
-    const ms_tokenizer *tokenizer;
-    uint32_t first_control, logits, nodes, deepest;
-    uint8_t *byte;
-    uint16_t *depth; /* 1 for first bytes */
-    uint32_t *end;   /* behind the subtree */
-    uint32_t *token; /* NO_TOKEN: none ends here */
-};
-
-/* ------------------------------------------------------------------ vocabulary */
-
-typedef struct token_text {
-    const uint8_t *bytes;
-    uint32_t len, id;
-} token_text;
-
-static int by_bytes(const void *x, const void *y) {
-    const token_text *a = x, *b = y;
-    uint32_t n = a->len < b->len ? a->len : b->len;
-    int c = memcmp(a->bytes, b->bytes, n);
-    return c ? c : (a->len > b->len) - (a->len < b->len);
-}
-
-static uint32_t common(const token_text *a, const token_text *b) {
-    uint32_t n = 0;
-    while (n < a->len && n < b->len && a->bytes[n] == b->bytes[n]) n++;
-    return n;
-}
-
-static void fill_tree(ms_vocabulary *v, const token_text *list, uint32_t count, uint32_t *open) {
-    uint32_t n = 0, depth = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t keep = i ? common(&list[i - 1], &list[i]) : 0;
-        while (depth > keep) v->end[open[--depth]] = n;
-        for (; depth < list[i].len; depth++, n++) {
-            v->byte[n] = list[i].bytes[depth];
-            v->depth[n] = (uint16_t)(depth + 1);
-            v->token[n] = depth + 1 == list[i].len ? list[i].id : NO_TOKEN;
-            open[depth] = n;
-        }
-        if (list[i].len > v->deepest) v->deepest = list[i].len;
-    }
-    while (depth) v->end[open[--depth]] = n;
-    v->nodes = n;
-}
-
-ms_status ms_vocabulary_create(ms_vocabulary **out, const ms_tokenizer *t, uint32_t logits, ms_error *err) {
-    *out = NULL;
-    uint32_t ids = ms_tokenizer_ids(t), count = 0;
-    ms_vocabulary *v = calloc(1, sizeof *v);
-    token_text *list = malloc(ids * sizeof *list);
-    uint32_t *open = malloc(MAX_TOKEN_BYTES * sizeof *open);
-    size_t bytes = 0;
-    bool good = v && list && open;
-    for (uint32_t i = 0; good && i < ids; i++) {
-        size_t len;
-        const uint8_t *b = ms_tokenizer_token(t, i, &len);
-        if (!b || !len || len > MAX_TOKEN_BYTES || i >= logits) continue; /* never proposed */
-        list[count++] = (token_text){b, (uint32_t)len, i};
-        bytes += len;
-    }
-    if (good) {
-        *v = (ms_vocabulary){.tokenizer = t, .first_control = ms_tokenizer_first_control(t), .logits = logits};
-        v->byte = malloc(bytes);
-        v->depth = malloc(bytes * sizeof *v->depth);
-        v->end = malloc(bytes * sizeof *v->end);
-        v->token = malloc(bytes * sizeof *v->token);
-        good = v->byte && v->depth && v->end && v->token;
-    }
-    if (good) {
-        qsort(list, count, sizeof *list, by_bytes);
-        fill_tree(v, list, count, open);
-        *out = v;
-    }
-    free(list);
-    free(open);
-    if (good) return MS_OK;
-    ms_vocabulary_destroy(v);
-    return ms_fail_memory(err, "a vocabulary", bytes * 11);
-}
-
-void ms_vocabulary_destroy(ms_vocabulary *v) {
-    if (!v) return;
-    free(v->byte);
-    free(v->depth);
-    free(v->end);
-    free(v->token);
-    free(v);
-}
-
-size_t ms_vocabulary_mask_words(const ms_vocabulary *v) { return ((size_t)v->logits + 63) / 64; }
-
-bool ms_matcher_token(ms_matcher *m, const ms_vocabulary *v, uint32_t id) {
-    size_t len;
-    const uint8_t *bytes = ms_tokenizer_token(v->tokenizer, id, &len);
-    uint32_t offset = id - v->first_control;
-    if (!bytes) return id >= v->first_control && offset < 256 && ms_matcher_symbol(m, MS_SYMBOL_CONTROL + offset);
-    ms_match_clean(m);
-    uint32_t *before = malloc((m->stacks.count + 1) * sizeof *before), count = m->stacks.count;
-    if (!before || !len) {
-        free(before);
-        return false;
-    }
-    if (len == 1) {
-        free(before);
-        return ms_matcher_symbol(m, bytes[0]);
-    }
-    /* Clean-up renames frames: not between here and a step back. */
-    uint32_t live = m->live;
-    m->live = UINT32_MAX / 4;
-    ms_match_mark mark = ms_match_marked(m);
-    memcpy(before, m->stacks.data, count * sizeof *before);
-    bool good = true;
-    for (size_t i = 0; i < len && good; i++) good = ms_matcher_symbol(m, bytes[i]);
-    if (!good) {
-        ms_match_back(m, mark);
-        m->stacks.count = 0;
-        for (uint32_t i = 0; i < count; i++) ms_list_push(m, &m->stacks, before[i]);
-    }
-    m->live = live;
-    free(before);
-    return good;
-}
-
+enum { CACHE_WORDS = 12 << 20, TABLE = 1 << 12 };
 /* ------------------------------------------------------------------ results of walks */
 
 typedef struct rise {
@@ -329,7 +204,7 @@ static void walk_range(walk *w, uint32_t first, uint32_t end, uint32_t log_base)
             n = v->end[n];
             continue;
         }
-        if (v->token[n] != NO_TOKEN) allow(w->c, w->r, v->token[n], w->before, best);
+        if (v->token[n] != MS_NO_TOKEN) allow(w->c, w->r, v->token[n], w->before, best);
         n++;
     }
     w->m->log_len = log_base;
@@ -362,7 +237,7 @@ static result *walk_local(ms_mask_cache *c, ms_matcher *m, const ms_frame *top) 
 /* Bytes of the way to a node: those of the first token below it. */
 static const uint8_t *path_of(const ms_vocabulary *v, uint32_t node) {
     size_t len;
-    while (v->token[node] == NO_TOKEN) node++;
+    while (v->token[node] == MS_NO_TOKEN) node++;
     return ms_tokenizer_token(v->tokenizer, v->token[node], &len);
 }
 
@@ -390,7 +265,7 @@ static void walk_below(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, const res
         for (uint32_t k = 0; k < c->sets.count; k++)
             if (m->frames[c->sets.data[k]].total < best) best = m->frames[c->sets.data[k]].total;
         if (best >= MS_BOUND_NONE) continue;
-        if (v->token[node] != NO_TOKEN) allow(c, r, v->token[node], w.before, best);
+        if (v->token[node] != MS_NO_TOKEN) allow(c, r, v->token[node], w.before, best);
         walk_range(&w, node + 1, v->end[node], m->log_len);
     }
     ms_match_back(m, mark);
@@ -463,87 +338,6 @@ static void add_mask(const ms_mask_cache *c, const result *r, uint64_t slack, ui
     for (size_t i = 0; i < c->words; i++) mask[i] |= from[i];
 }
 
-/* ------------------------------------------------------------------ the shortest way */
-
-/* A shortest completion as symbols, found by following the bound down. */
-static uint32_t *shortest_way(ms_mask_cache *c, ms_matcher *m, uint32_t *length) {
-    uint32_t bound = ms_matcher_bound(m), n = 0, *way = malloc(((size_t)bound + 1) * sizeof *way);
-    if (!way) c->failed = true;
-    ms_list now = {0}, next = {0};
-    ms_match_mark mark = ms_match_marked(m);
-    for (uint32_t i = 0; way && i < m->stacks.count; i++) ms_list_push(m, &now, m->stacks.data[i]);
-    while (way && bound && bound < MS_BOUND_NONE && !m->failed) {
-        uint32_t found = MS_SYMBOLS, log = m->log_len;
-        for (uint32_t s = 0; s < MS_SYMBOLS && found == MS_SYMBOLS; s++) {
-            if (s >= MS_SYMBOL_CONTROL && !c->g->control_used[s - MS_SYMBOL_CONTROL]) continue;
-            m->log_len = log;
-            if (s < MS_SYMBOL_CONTROL) (void)ms_match_log(m, (uint8_t)s);
-            next.count = 0;
-            ms_match_epoch(m);
-            for (uint32_t i = 0; i < now.count; i++) ms_match_step(m, now.data[i], s, &next);
-            uint32_t after = MS_BOUND_NONE;
-            for (uint32_t i = 0; i < next.count; i++)
-                if (m->frames[next.data[i]].total < after) after = m->frames[next.data[i]].total;
-            if (after >= bound) continue;
-            found = s;
-            bound = after;
-        }
-        if (found == MS_SYMBOLS) break;
-        way[n++] = found;
-        ms_list swap = now;
-        now = next;
-        next = swap;
-    }
-    ms_match_back(m, mark);
-    free(now.data);
-    free(next.data);
-    *length = n;
-    return way;
-}
-
-/* Fewest tokens for way[0..n) and the first of them. */
-static uint32_t tokens_of_way(ms_mask_cache *c, const uint32_t *way, uint32_t n, uint32_t *first) {
-    const ms_vocabulary *v = c->v;
-    uint32_t *need = malloc(((size_t)n + 1) * sizeof *need), total = 0;
-    if (!need) {
-        c->failed = true;
-        return 0;
-    }
-    need[n] = 0;
-    for (uint32_t i = n; i-- > 0;) {
-        need[i] = UINT32_MAX;
-        if (way[i] >= MS_SYMBOL_CONTROL) {
-            need[i] = need[i + 1] + 1;
-            *first = v->first_control + way[i] - MS_SYMBOL_CONTROL;
-            continue;
-        }
-        uint32_t at = i;
-        for (uint32_t node = 0, end = v->nodes; at < n && node < end;) {
-            if (v->byte[node] != way[at]) {
-                node = v->end[node];
-                continue;
-            }
-            at++;
-            if (v->token[node] != NO_TOKEN && need[at] + 1 < need[i]) {
-                need[i] = need[at] + 1;
-                *first = v->token[node];
-            }
-            end = v->end[node++];
-        }
-    }
-    total = need[0];
-    free(need);
-    return total;
-}
-
-static uint32_t shortest_tokens(ms_mask_cache *c, ms_matcher *m, uint32_t *first) {
-    uint32_t n, *way = shortest_way(c, m, &n);
-    *first = NO_TOKEN;
-    uint32_t tokens = way && n ? tokens_of_way(c, way, n, first) : 0;
-    free(way);
-    return tokens;
-}
-
 /* ------------------------------------------------------------------ interface */
 
 static ms_status check(const ms_mask_cache *c, const ms_matcher *m, ms_error *err) {
@@ -551,9 +345,19 @@ static ms_status check(const ms_mask_cache *c, const ms_matcher *m, ms_error *er
     return MS_OK;
 }
 
+ms_status ms_grammar_tokens_needed(const ms_grammar *g, const ms_vocabulary *v, uint32_t *tokens, ms_error *err) {
+    ms_matcher *m;
+    uint32_t first;
+    *tokens = 0;
+    MS_TRY(ms_matcher_create(&m, g, err));
+    bool good = ms_way_find(m, v, tokens, &first);
+    ms_matcher_destroy(m);
+    return good ? MS_OK : ms_fail_memory(err, "the shortest reply", *tokens);
+}
+
 ms_status ms_mask_tokens_needed(ms_mask_cache *c, ms_matcher *m, uint32_t *tokens, ms_error *err) {
     uint32_t first;
-    *tokens = shortest_tokens(c, m, &first);
+    if (!ms_way_find(m, c->v, tokens, &first)) c->failed = true;
     return check(c, m, err);
 }
 
@@ -580,10 +384,10 @@ ms_status ms_mask_next(ms_mask_cache *c, ms_matcher *m, uint32_t remaining, uint
     bool any = false;
     for (size_t i = 0; i < c->words && !any; i++) any = mask[i] != 0;
     if (!any) {
-        uint32_t first;
-        (void)shortest_tokens(c, m, &first);
+        uint32_t first, tokens;
+        if (!ms_way_find(m, v, &tokens, &first)) c->failed = true;
         MS_TRY(check(c, m, err));
-        if (first == NO_TOKEN) return ms_fail(err, MS_ERR_USAGE, "grammar: expected a state in which a token fits");
+        if (first == MS_NO_TOKEN) return ms_fail(err, MS_ERR_USAGE, "grammar: expected a state in which a token fits");
         mask[first >> 6] |= UINT64_C(1) << (first & 63);
     }
     return MS_OK;

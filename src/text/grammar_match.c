@@ -419,7 +419,40 @@ void ms_match_step(ms_matcher *m, uint32_t from, uint32_t symbol, ms_list *out) 
     run_work(m, out);
 }
 
+void ms_match_candidates(const ms_matcher *m, uint32_t from, uint64_t symbols[MS_SYMBOLS / 64]) {
+    if (from <= MS_FRAME_FLOOR) return;
+    const ms_frame *f = &m->frames[from];
+    const ms_block *b = &m->g->blocks[f->block];
+    if (b->kind == MS_BLOCK_CONTROL) {
+        symbols[b->symbol / 64] |= UINT64_C(1) << b->symbol % 64;
+    } else if (b->kind == MS_BLOCK_DFA) {
+        const ms_dfa *d = &m->g->dfas[b->dfa];
+        for (uint32_t e = d->first[f->a]; e < d->first[f->a + 1]; e++)
+            for (uint32_t s = d->edges[e].lo; s <= d->edges[e].hi; s++) symbols[s / 64] |= UINT64_C(1) << s % 64;
+    } else if (b->kind == MS_BLOCK_OBJECT && f->phase == MS_PHASE_KEY) {
+        for (uint32_t i = f->c; i < f->d; i++) {
+            uint8_t s = (uint8_t)b->object->members[b->object->sorted[i]].literal[f->start];
+            symbols[s / 64] |= UINT64_C(1) << s % 64;
+        }
+    } else {
+        memset(symbols, 0xff, MS_SYMBOL_CONTROL / 8);
+    }
+}
+
 /* ------------------------------------------------------------------ interface */
+
+void ms_way_clear(ms_way *w) {
+    free(w->symbols);
+    free(w->need);
+    free(w->first);
+    *w = (ms_way){0};
+}
+
+static void go_along(ms_way *w, uint32_t symbol) {
+    if (!w->vocabulary) return;
+    if (w->at < w->length && w->symbols[w->at] == symbol) w->at++;
+    else ms_way_clear(w);
+}
 
 ms_status ms_matcher_create(ms_matcher **out, const ms_grammar *g, ms_error *err) {
     *out = NULL;
@@ -488,6 +521,7 @@ void ms_matcher_destroy(ms_matcher *m) {
     free(m->stacks.data);
     free(m->work.data);
     free(m->next.data);
+    ms_way_clear(&m->way);
     free(m);
 }
 
@@ -528,6 +562,7 @@ bool ms_matcher_symbol(ms_matcher *m, uint32_t symbol) {
     ms_list swap = m->stacks;
     m->stacks = m->next;
     m->next = swap;
+    go_along(&m->way, symbol);
     return true;
 }
 

@@ -84,12 +84,22 @@ static void walk(walker *w, uint32_t slack) {
     ms_text text = {0};
     assert_int_equal(ms_matcher_create(&m, w->g, &err), MS_OK);
     assert_int_equal(ms_mask_tokens_needed(w->cache, m, &limit, &err), MS_OK);
+    uint32_t whole;
+    assert_int_equal(ms_grammar_tokens_needed(w->g, vocabulary, &whole, &err), MS_OK);
+    assert_int_equal(whole, limit);
     limit += slack;
     for (uint32_t used = 0;; used++) {
         if (ms_matcher_accepts(m) && (used == limit || walk_random(&w->seed) % 4 == 0)) break;
         if (used == limit) {
             fail_msg("%.*s: not complete after %u tokens: %.*s", (int)w->schema->raw_len, w->schema->raw, limit, (int)text.len, text.data);
         }
+        uint32_t needed, again;
+        ms_matcher *copy;
+        assert_int_equal(ms_matcher_copy(&copy, m, &err), MS_OK); /* a way that was kept is the way from here */
+        assert_int_equal(ms_mask_tokens_needed(w->cache, m, &needed, &err), MS_OK);
+        assert_int_equal(ms_mask_tokens_needed(w->cache, copy, &again, &err), MS_OK);
+        assert_int_equal(needed, again);
+        ms_matcher_destroy(copy);
         bool free_run = w->checks > 0 && walk_random(&w->seed) % 8 == 0;
         ms_status status = ms_mask_next(w->cache, m, free_run ? MS_UNLIMITED : limit - used, w->mask, &err);
         if (status != MS_OK) {
