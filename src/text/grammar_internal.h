@@ -174,6 +174,12 @@ static inline uint32_t ms_item_at(const ms_array_block *a, uint32_t place) {
 
 /* Moves a string frame by one byte; result: 0 does not fit, 1 goes on as *f, 2 the closing quote: the string ends. */
 int ms_string_step(const ms_matcher *m, ms_frame *f, uint8_t byte);
+/* What a byte makes of a code point that is not complete (a frame's c), whatever the string's language. */
+typedef enum ms_decoded { MS_DECODED_BAD, MS_DECODED_PART, MS_DECODED_SYMBOL, MS_DECODED_END } ms_decoded;
+ms_decoded ms_string_decode(ms_string_form form, uint32_t *part, uint8_t byte, uint32_t *cp);
+/* Moves a frame by a whole code point; false: the language or the length does not allow it. */
+bool ms_string_take(const ms_matcher *m, ms_frame *f, uint32_t cp);
+extern const uint32_t ms_string_escape; /* the part behind a backslash */
 bool ms_string_may_end(const ms_matcher *m, const ms_frame *f); /* as it stands */
 uint32_t ms_string_cost(const ms_matcher *m, const ms_frame *f);
 /* Bytes to a word that was not seen, from an automaton's state; the leaf's parent knows what was seen. */

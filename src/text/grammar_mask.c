@@ -1,8 +1,9 @@
 /* grammar_mask.c: walks over the tree of a vocabulary, and what is kept of them (grammar_mask.h).
  *
  * A walk of one stack goes in two parts.  The local part has the top frame alone on a floor: tokens that stay inside are
- * allowed whatever is below; places where the frame ends are noted.  The second part goes on from those places with the
- * real frames below.  Results of the first are kept by frame, of both by whole stack.
+ * allowed whatever is below; places where the frame ends are noted.  The second part goes on from there with the real
+ * frames below: what follows those places, put together as one tree (grammar_result.h).  Results of the first are kept by
+ * frame, of both by whole stack.
  *
  * A result has, beside the mask, the tokens that raise the bound and by how much: with a limit those that raise it
  * beyond the slack are taken out.
@@ -14,51 +15,41 @@
 
 #include "base/bytes.h"
 #include "text/grammar_internal.h"
+#include "text/grammar_leaf.h"
+#include "text/grammar_result.h"
 #include "text/grammar_vocabulary.h"
 #include "text/grammar_way.h"
 
-enum { CACHE_WORDS = 12 << 20, TABLE = 1 << 12 };
-/* ------------------------------------------------------------------ results of walks */
+enum { CACHE_WORDS = 12 << 20, TABLE = 1 << 12, KEY = 9 };
 
-typedef struct rise {
-    uint32_t by, token;
-} rise;
+/* ------------------------------------------------------------------ what is kept */
 
-typedef struct result {
-    uint64_t key[5]; /* by frame: its fields; by stack: kind and hash */
-    struct result *next;
-    uint64_t *mask;
-    rise *rises; /* highest first */
-    uint32_t rise_count, rise_cap;
-    uint32_t *floors; /* nodes at which the top frame ends */
-    uint32_t floor_count, floor_cap;
-} result;
+typedef struct kept {
+    uint64_t key[KEY]; /* by frame: its fields and the bytes that may follow; by stack: kind and hash */
+    struct kept *next;
+    ms_result *result;
+} kept;
 
 struct ms_mask_cache {
     const ms_grammar *g;
     const ms_vocabulary *v;
-    result *table[TABLE];
+    ms_leaf_walker *leaves;
+    kept *table[TABLE];
     size_t words, used_words; /* of a mask; of all kept */
     uint64_t *scratch;
     uint32_t *from, *count; /* by depth: where the stacks of a walk begin in `sets`, and how many */
+    uint32_t *suffix;       /* by depth: the suffix that is walked */
     ms_list sets;
     bool failed;
 };
 
-static void free_result(result *r) {
-    if (!r) return;
-    free(r->mask);
-    free(r->rises);
-    free(r->floors);
-    free(r);
-}
-
 static void forget_all(ms_mask_cache *c) {
     for (size_t i = 0; i < TABLE; i++) {
         while (c->table[i]) {
-            result *r = c->table[i];
-            c->table[i] = r->next;
-            free_result(r);
+            kept *k = c->table[i];
+            c->table[i] = k->next;
+            ms_result_free(k->result);
+            free(k);
         }
     }
     c->used_words = 0;
@@ -71,10 +62,12 @@ ms_status ms_mask_cache_create(ms_mask_cache **out, const ms_grammar *g, const m
     c->g = g;
     c->v = v;
     c->words = ms_vocabulary_mask_words(v);
+    c->leaves = ms_leaf_walker_create(g, v);
     c->scratch = malloc(c->words * sizeof *c->scratch);
     c->from = malloc(((size_t)v->deepest + 1) * sizeof *c->from);
     c->count = malloc(((size_t)v->deepest + 1) * sizeof *c->count);
-    if (!c->scratch || !c->from || !c->count) {
+    c->suffix = malloc(((size_t)v->deepest + 1) * sizeof *c->suffix);
+    if (!c->leaves || !c->scratch || !c->from || !c->count || !c->suffix) {
         ms_status status = ms_fail_memory(err, "a mask cache", c->words * sizeof *c->scratch);
         ms_mask_cache_destroy(c);
         return status;
@@ -86,103 +79,84 @@ ms_status ms_mask_cache_create(ms_mask_cache **out, const ms_grammar *g, const m
 void ms_mask_cache_destroy(ms_mask_cache *c) {
     if (!c) return;
     forget_all(c);
+    ms_leaf_walker_destroy(c->leaves);
     free(c->scratch);
     free(c->from);
     free(c->count);
+    free(c->suffix);
     free(c->sets.data);
     free(c);
 }
 
-static result *new_result(ms_mask_cache *c) {
-    result *r = calloc(1, sizeof *r);
-    uint64_t *mask = calloc(c->words, sizeof *mask);
-    if (!r || !mask) {
-        free(r);
-        free(mask);
-        c->failed = true;
-        return NULL;
-    }
-    r->mask = mask;
+static ms_result *new_result(ms_mask_cache *c) {
+    ms_result *r = ms_result_create(c->v);
+    if (!r) c->failed = true;
     return r;
 }
 
-static result **bucket(ms_mask_cache *c, const uint64_t key[5]) {
-    return &c->table[ms_fnv1a64(MS_FNV1A64_INIT, key, 5 * sizeof *key) >> 20 & (TABLE - 1)];
+static kept **bucket(ms_mask_cache *c, const uint64_t key[KEY]) {
+    return &c->table[ms_fnv1a64(MS_FNV1A64_INIT, key, KEY * sizeof *key) >> 20 & (TABLE - 1)];
 }
 
-static result *find(ms_mask_cache *c, const uint64_t key[5]) {
-    for (result *r = *bucket(c, key); r; r = r->next)
-        if (memcmp(r->key, key, sizeof r->key) == 0) return r;
+static ms_result *find(ms_mask_cache *c, const uint64_t key[KEY]) {
+    for (kept *k = *bucket(c, key); k; k = k->next)
+        if (memcmp(k->key, key, sizeof k->key) == 0) return k->result;
     return NULL;
 }
 
-static void keep(ms_mask_cache *c, result *r, const uint64_t key[5]) {
-    memcpy(r->key, key, sizeof r->key);
-    result **b = bucket(c, key);
-    r->next = *b;
-    *b = r;
-    c->used_words += c->words + r->rise_cap + r->floor_cap / 2 + 16;
-}
-
-static bool grow_pairs(ms_mask_cache *c, void **data, uint32_t *cap, uint32_t count, size_t item) {
-    if (count < *cap) return true;
-    uint32_t more = *cap ? *cap * 2 : 64;
-    void *p = realloc(*data, more * item);
-    if (!p) {
-        c->failed = true;
-        return false;
-    }
-    *data = p;
-    *cap = more;
+static bool keep(ms_mask_cache *c, ms_result *r, const uint64_t key[KEY]) {
+    kept *k = malloc(sizeof *k), **b = bucket(c, key);
+    if (!k) return false;
+    *k = (kept){.next = *b, .result = r};
+    memcpy(k->key, key, sizeof k->key);
+    *b = k;
+    c->used_words += ms_result_words(r, c->v) + sizeof *k / sizeof(uint64_t);
     return true;
 }
 
-/* Notes a token that leads from bound `before` to `after`. */
-static void allow(ms_mask_cache *c, result *r, uint32_t token, uint32_t before, uint32_t after) {
-    uint64_t *word = &r->mask[token >> 6], bit = UINT64_C(1) << (token & 63);
-    *word |= bit;
-    if (after <= before) return;
-    if (!grow_pairs(c, (void **)&r->rises, &r->rise_cap, r->rise_count, sizeof *r->rises)) return;
-    r->rises[r->rise_count++] = (rise){after - before, token};
-}
-
 static int by_rise(const void *x, const void *y) {
-    const rise *a = x, *b = y;
+    const ms_rise *a = x, *b = y;
     return a->by != b->by ? (a->by < b->by ? 1 : -1) : (a->token > b->token) - (a->token < b->token);
 }
 
-/* ------------------------------------------------------------------ walks */
+/* ------------------------------------------------------------------ walks with frames */
 
 typedef struct walk {
     ms_mask_cache *c;
     ms_matcher *m;
-    result *r;
+    ms_result *r;
     uint32_t before; /* bound of the stack */
     bool local;      /* places where the floor is reached are noted */
 } walk;
+
+static uint32_t least_bound(const walk *w, uint32_t depth) {
+    uint32_t best = MS_BOUND_NONE;
+    for (uint32_t i = 0; i < w->c->count[depth]; i++) {
+        uint32_t total = w->m->frames[w->c->sets.data[w->c->from[depth] + i]].total;
+        if (total < best) best = total;
+    }
+    return best;
+}
 
 /* The stacks at `depth`, moved by one byte to depth + 1; their lowest bound, MS_BOUND_NONE: none. */
 static uint32_t step_set(walk *w, uint32_t depth, uint8_t byte, bool *floor) {
     ms_mask_cache *c = w->c;
     ms_matcher *m = w->m;
-    uint32_t best = MS_BOUND_NONE, kept = c->from[depth] + c->count[depth];
-    c->sets.count = kept;
-    if (!ms_match_log(m, byte)) return best;
+    uint32_t end = c->from[depth] + c->count[depth];
+    c->sets.count = end;
+    c->from[depth + 1] = end;
+    c->count[depth + 1] = 0;
+    if (!ms_match_log(m, byte)) return MS_BOUND_NONE;
     ms_match_epoch(m);
     for (uint32_t i = 0; i < c->count[depth]; i++) ms_match_step(m, c->sets.data[c->from[depth] + i], byte, &c->sets);
-    c->from[depth + 1] = kept;
-    for (uint32_t i = kept; i < c->sets.count; i++) {
+    for (uint32_t i = end; i < c->sets.count; i++) {
         uint32_t f = c->sets.data[i];
-        if (f == MS_FRAME_FLOOR) {
-            *floor = true;
-            continue;
-        }
-        if (m->frames[f].total < best) best = m->frames[f].total;
-        c->sets.data[kept++] = f;
+        if (f == MS_FRAME_FLOOR) *floor = true;
+        else c->sets.data[end++] = f;
     }
-    c->sets.count = kept;
-    c->count[depth + 1] = kept - c->from[depth + 1];
-    return best;
+    c->sets.count = end;
+    c->count[depth + 1] = end - c->from[depth + 1];
+    return least_bound(w, depth + 1);
 }
 
 /* Nodes first..end, whose parent has the stacks at depth `base`.  Frames made on the way are forgotten in between, when
@@ -197,14 +171,12 @@ static void walk_range(walk *w, uint32_t first, uint32_t end, uint32_t log_base)
         if (depth == base && w->m->count > mark.frames + 20000) ms_match_back(w->m, mark);
         bool floor = false;
         uint32_t best = step_set(w, depth, v->byte[n], &floor);
-        if (floor && w->local && grow_pairs(w->c, (void **)&w->r->floors, &w->r->floor_cap, w->r->floor_count, sizeof(uint32_t))) {
-            w->r->floors[w->r->floor_count++] = n;
-        }
+        if (floor && w->local) ms_result_floor(w->r, n);
         if (best >= MS_BOUND_NONE) {
             n = v->end[n];
             continue;
         }
-        if (v->token[n] != MS_NO_TOKEN) allow(w->c, w->r, v->token[n], w->before, best);
+        if (v->token[n] != MS_NO_TOKEN) ms_result_allow(w->r, v->token[n], w->before, best);
         n++;
     }
     w->m->log_len = log_base;
@@ -215,24 +187,33 @@ static void start_set(ms_mask_cache *c, uint32_t depth) {
     c->count[depth] = 0;
 }
 
+static void walk_frames(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, bool local, ms_result *r) {
+    start_set(c, 0);
+    ms_list_push(m, &c->sets, leaf);
+    c->count[0] = 1;
+    walk w = {c, m, r, m->frames[leaf].total, local};
+    walk_range(&w, 0, c->v->nodes, m->log_len);
+}
+
 /* The part of a walk that stays above the frames below `top`. */
-static result *walk_local(ms_mask_cache *c, ms_matcher *m, const ms_frame *top) {
-    result *r = new_result(c);
+static ms_result *walk_local(ms_mask_cache *c, ms_matcher *m, const ms_frame *top, const uint64_t stops[4]) {
+    ms_result *r = new_result(c);
     if (!r) return NULL;
-    ms_match_mark mark = ms_match_marked(m);
-    ms_frame alone = *top;
-    alone.parent = MS_FRAME_FLOOR;
-    uint32_t f = ms_match_frame(m, &alone);
-    if (f != MS_DFA_NONE) {
-        start_set(c, 0);
-        ms_list_push(m, &c->sets, f);
-        c->count[0] = 1;
-        walk w = {c, m, r, m->frames[f].total, true};
-        walk_range(&w, 0, c->v->nodes, m->log_len);
+    if (ms_leaf_walks(m, top)) {
+        ms_leaf_walk(c->leaves, m, top, stops, r);
+    } else {
+        ms_match_mark mark = ms_match_marked(m);
+        ms_frame alone = *top;
+        alone.parent = MS_FRAME_FLOOR;
+        uint32_t f = ms_match_frame(m, &alone);
+        if (f != MS_DFA_NONE) walk_frames(c, m, f, true, r);
+        ms_match_back(m, mark);
     }
-    ms_match_back(m, mark);
+    ms_result_suffixes(r, c->v);
     return r;
 }
+
+/* ------------------------------------------------------------------ below the top frame */
 
 /* Bytes of the way to a node: those of the first token below it. */
 static const uint8_t *path_of(const ms_vocabulary *v, uint32_t node) {
@@ -241,42 +222,73 @@ static const uint8_t *path_of(const ms_vocabulary *v, uint32_t node) {
     return ms_tokenizer_token(v->tokenizer, v->token[node], &len);
 }
 
-/* From the noted places on with the frames below: adds to *r. */
-static void walk_below(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, const result *local, result *r) {
-    const ms_vocabulary *v = c->v;
-    uint32_t parent = m->frames[leaf].parent, phase = m->frames[parent].phase;
-    bool text_matters = phase == MS_PHASE_EXTRA || phase == MS_PHASE_ITEM;
+/* The stacks under `leaf` once it has ended, at a depth. */
+static void resume_below(walk *w, uint32_t leaf, uint32_t depth) {
+    start_set(w->c, depth);
+    ms_match_epoch(w->m);
+    ms_match_resume(w->m, w->m->frames[leaf].parent, &w->c->sets);
+    w->c->count[depth] = w->c->sets.count;
+}
+
+/* Under a text that must be new every place where it may end is another text. */
+static void walk_each_floor(walk *w, uint32_t leaf, const ms_result *local) {
+    const ms_vocabulary *v = w->c->v;
+    ms_matcher *m = w->m;
     ms_match_mark mark = ms_match_marked(m);
-    walk w = {c, m, r, m->frames[leaf].total, false};
-    for (uint32_t i = 0; i < local->floor_count && !m->failed && !c->failed; i++) {
+    for (uint32_t i = 0; i < local->floor_count && !m->failed && !w->c->failed; i++) {
         uint32_t node = local->floors[i], depth = v->depth[node];
         ms_match_back(m, mark);
-        if (!text_matters && v->end[node] == node + 1) { /* nothing below the node */
-            allow(c, r, v->token[node], w.before, m->frames[parent].total);
-            continue;
-        }
         const uint8_t *path = path_of(v, node);
         for (uint32_t k = 0; k < depth; k++) (void)ms_match_log(m, path[k]);
-        start_set(c, depth);
-        ms_match_epoch(m);
-        ms_match_resume(m, parent, &c->sets);
-        c->count[depth] = c->sets.count;
-        uint32_t best = MS_BOUND_NONE;
-        for (uint32_t k = 0; k < c->sets.count; k++)
-            if (m->frames[c->sets.data[k]].total < best) best = m->frames[c->sets.data[k]].total;
+        resume_below(w, leaf, depth);
+        uint32_t best = least_bound(w, depth);
         if (best >= MS_BOUND_NONE) continue;
-        if (v->token[node] != MS_NO_TOKEN) allow(c, r, v->token[node], w.before, best);
-        walk_range(&w, node + 1, v->end[node], m->log_len);
+        if (v->token[node] != MS_NO_TOKEN) ms_result_allow(w->r, v->token[node], w->before, best);
+        walk_range(w, node + 1, v->end[node], m->log_len);
+    }
+    ms_match_back(m, mark);
+}
+
+static void allow_suffix(walk *w, const ms_result *local, uint32_t suffix, uint32_t best) {
+    for (uint32_t t = local->suffixes[suffix].tokens; t; t = local->suffix_tokens[t - 1].next)
+        ms_result_allow(w->r, local->suffix_tokens[t - 1].token, w->before, best);
+}
+
+/* From behind the frame's end on with the frames below. */
+static void walk_suffixes(walk *w, uint32_t leaf, const ms_result *local) {
+    ms_matcher *m = w->m;
+    ms_match_mark mark = ms_match_marked(m);
+    uint32_t depth = 0, *at = w->c->suffix, log = m->log_len;
+    resume_below(w, leaf, 0);
+    uint32_t best = least_bound(w, 0);
+    if (best < MS_BOUND_NONE) allow_suffix(w, local, 0, best);
+    at[1] = best < MS_BOUND_NONE ? local->suffixes[0].child : 0;
+    for (depth = 1; depth && !m->failed && !w->c->failed;) {
+        uint32_t s = at[depth];
+        if (!s) {
+            depth--;
+            continue;
+        }
+        at[depth] = local->suffixes[s].next;
+        m->log_len = log + depth - 1;
+        bool floor = false;
+        best = step_set(w, depth - 1, local->suffixes[s].byte, &floor);
+        if (best >= MS_BOUND_NONE) continue;
+        allow_suffix(w, local, s, best);
+        if (local->suffixes[s].child) at[++depth] = local->suffixes[s].child;
     }
     ms_match_back(m, mark);
 }
 
 /* ------------------------------------------------------------------ one stack */
 
-static bool leaf_is_shared(const ms_matcher *m, const ms_frame *f) {
+static bool text_matters(const ms_matcher *m, const ms_frame *f) {
     const ms_frame *up = &m->frames[f->parent];
-    bool tracked = up->seen && (up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM);
-    return !f->seen && !tracked;
+    return up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM;
+}
+
+static bool leaf_is_shared(const ms_matcher *m, const ms_frame *f) {
+    return !f->seen && !(m->frames[f->parent].seen && text_matters(m, f));
 }
 
 /* Keys among texts that must be new: with any text as the language, another one is never far. */
@@ -285,48 +297,71 @@ static bool leaf_is_free(const ms_matcher *m, const ms_frame *f) {
     return !f->seen && b->kind == MS_BLOCK_STRING && b->dfa == MS_DFA_NONE && b->max == MS_UNLIMITED;
 }
 
-static result *local_result(ms_mask_cache *c, ms_matcher *m, const ms_frame *f) {
-    uint64_t key[5] = {1 + f->phase, (uint64_t)f->block << 32 | f->a, (uint64_t)f->b << 32 | f->c,
-                       (uint64_t)f->d << 32 | f->start, 0};
-    result *r = find(c, key);
+/* Bytes that may follow a bare string. */
+static void bytes_behind(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_t stops[4]) {
+    const ms_block *b = &m->g->blocks[m->frames[leaf].block];
+    memset(stops, 0, 4 * sizeof *stops);
+    if (b->kind != MS_BLOCK_STRING || b->form != MS_STRING_RAW) return;
+    uint64_t symbols[MS_SYMBOLS / 64] = {0};
+    ms_match_mark mark = ms_match_marked(m);
+    walk w = {.c = c, .m = m};
+    resume_below(&w, leaf, 0);
+    for (uint32_t i = 0; i < c->sets.count; i++) ms_match_candidates(m, c->sets.data[i], symbols);
+    memcpy(stops, symbols, 4 * sizeof *stops);
+    ms_match_back(m, mark);
+}
+
+static ms_result *local_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
+    uint64_t stops[4];
+    bytes_behind(c, m, leaf, stops);
+    ms_frame f = ms_leaf_canonical(c->leaves, m, &m->frames[leaf]);
+    uint64_t key[KEY] = {1 + f.phase, (uint64_t)f.block << 32 | f.a, (uint64_t)f.b << 32 | f.c,
+                         (uint64_t)f.d << 32 | f.start, 0, stops[0], stops[1], stops[2], stops[3]};
+    ms_result *r = find(c, key);
     if (r) return r;
-    r = walk_local(c, m, f);
-    if (r && !c->failed && !m->failed) keep(c, r, key);
-    return r;
+    r = walk_local(c, m, &f, stops);
+    if (r && !r->failed && !m->failed && keep(c, r, key)) return r;
+    c->failed = true;
+    ms_result_free(r);
+    return NULL;
+}
+
+/* Adds what the local part found, and the part below. */
+static void walk_parts(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, ms_result *r) {
+    const ms_result *local = local_result(c, m, leaf);
+    if (!local) return;
+    memcpy(r->mask, local->mask, c->words * sizeof *r->mask);
+    for (uint32_t i = 0; i < local->rise_count; i++) ms_result_allow(r, local->rises[i].token, 0, local->rises[i].by);
+    if (!local->floor_count) return;
+    walk w = {c, m, r, m->frames[leaf].total, false};
+    if (text_matters(m, &m->frames[leaf])) walk_each_floor(&w, leaf, local);
+    else walk_suffixes(&w, leaf, local);
 }
 
 /* The whole result of a stack; *owned: the caller frees it. */
-static result *stack_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, bool loose, bool *owned) {
+static ms_result *stack_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, bool loose, bool *owned) {
     ms_frame f = m->frames[leaf];
-    uint64_t key[5] = {0, f.stack, 0, 0, 0};
+    uint64_t key[KEY] = {0, f.stack};
     *owned = false;
-    result *r = f.stack ? find(c, key) : NULL;
+    ms_result *r = f.stack ? find(c, key) : NULL;
     if (r) return r;
     r = new_result(c);
     if (!r) return NULL;
+    *owned = true;
     if (leaf_is_shared(m, &f) || (loose && leaf_is_free(m, &f))) {
-        const result *local = local_result(c, m, &f);
-        if (local) {
-            memcpy(r->mask, local->mask, c->words * sizeof *r->mask);
-            for (uint32_t i = 0; i < local->rise_count; i++) allow(c, r, local->rises[i].token, 0, local->rises[i].by);
-            walk_below(c, m, leaf, local, r);
-        }
+        walk_parts(c, m, leaf, r);
     } else {
         ms_match_mark mark = ms_match_marked(m);
-        start_set(c, 0);
-        ms_list_push(m, &c->sets, leaf);
-        c->count[0] = 1;
-        walk w = {c, m, r, f.total, false};
-        walk_range(&w, 0, c->v->nodes, m->log_len);
+        walk_frames(c, m, leaf, false, r);
         ms_match_back(m, mark);
     }
     if (r->rise_count) qsort(r->rises, r->rise_count, sizeof *r->rises, by_rise);
-    if (f.stack && !c->failed && !m->failed) keep(c, r, key);
-    else *owned = true;
+    if (r->failed) c->failed = true;
+    if (f.stack && !c->failed && !m->failed) *owned = !keep(c, r, key);
     return r;
 }
 
-static void add_mask(const ms_mask_cache *c, const result *r, uint64_t slack, uint64_t *mask) {
+static void add_mask(const ms_mask_cache *c, const ms_result *r, uint64_t slack, uint64_t *mask) {
     const uint64_t *from = r->mask;
     if (r->rise_count && r->rises[0].by > slack) {
         memcpy(c->scratch, r->mask, c->words * sizeof *mask);
@@ -376,9 +411,9 @@ ms_status ms_mask_next(ms_mask_cache *c, ms_matcher *m, uint32_t remaining, uint
         }
         bool owned;
         uint64_t slack = remaining == MS_UNLIMITED ? UINT64_MAX : (uint64_t)remaining - 1 - bound;
-        result *r = stack_result(c, m, leaf, slack > 4096, &owned);
+        ms_result *r = stack_result(c, m, leaf, slack > 4096, &owned);
         if (r) add_mask(c, r, slack, mask);
-        if (owned) free_result(r);
+        if (owned) ms_result_free(r);
         MS_TRY(check(c, m, err));
     }
     bool any = false;

@@ -16,6 +16,8 @@ typedef enum part_kind {
 
 enum { ALL = 0x10FFFF, MAX_HUNT = 64 };
 
+const uint32_t ms_string_escape = (uint32_t)PART_ESCAPE << 27;
+
 static uint32_t make_part(part_kind kind, uint32_t rest, uint32_t bits) {
     return (uint32_t)kind << 27 | rest << 24 | bits;
 }
@@ -306,8 +308,7 @@ bool ms_string_may_end(const ms_matcher *m, const ms_frame *f) {
 
 /* ------------------------------------------------------------------ steps */
 
-/* A whole code point was read. */
-static bool take_symbol(const ms_matcher *m, ms_frame *f, uint32_t cp) {
+bool ms_string_take(const ms_matcher *m, ms_frame *f, uint32_t cp) {
     const ms_block *b = &m->g->blocks[f->block];
     f->c = 0;
     if (b->dfa != MS_DFA_NONE) {
@@ -323,23 +324,29 @@ static bool take_symbol(const ms_matcher *m, ms_frame *f, uint32_t cp) {
     return true;
 }
 
-static bool set_part(ms_frame *f, part_kind kind, uint32_t rest, uint32_t bits) {
+static ms_decoded set_part(uint32_t *part, part_kind kind, uint32_t rest, uint32_t bits) {
     piece pieces[7];
-    f->c = make_part(kind, rest, bits);
-    return kind > PART_UTF8_4 || pieces_of(f->c, pieces) > 0;
+    *part = make_part(kind, rest, bits);
+    return kind > PART_UTF8_4 || pieces_of(*part, pieces) > 0 ? MS_DECODED_PART : MS_DECODED_BAD;
 }
 
-static bool utf8_byte(const ms_matcher *m, ms_frame *f, uint8_t byte) {
-    if (!f->c) {
-        if (byte < 0x80) return take_symbol(m, f, byte);
-        if (byte >= 0xC2 && byte < 0xE0) return set_part(f, PART_UTF8_2, 1, byte & 31);
-        if (byte >= 0xE0 && byte < 0xF0) return set_part(f, PART_UTF8_3, 2, byte & 15);
-        if (byte >= 0xF0 && byte < 0xF5) return set_part(f, PART_UTF8_4, 3, byte & 7);
-        return false;
+static ms_decoded whole(uint32_t *part, uint32_t cp, uint32_t *out) {
+    *part = 0;
+    *out = cp;
+    return MS_DECODED_SYMBOL;
+}
+
+static ms_decoded utf8_byte(uint32_t *part, uint8_t byte, uint32_t *cp) {
+    if (!*part) {
+        if (byte < 0x80) return whole(part, byte, cp);
+        if (byte >= 0xC2 && byte < 0xE0) return set_part(part, PART_UTF8_2, 1, byte & 31);
+        if (byte >= 0xE0 && byte < 0xF0) return set_part(part, PART_UTF8_3, 2, byte & 15);
+        if (byte >= 0xF0 && byte < 0xF5) return set_part(part, PART_UTF8_4, 3, byte & 7);
+        return MS_DECODED_BAD;
     }
-    if ((byte & 0xC0) != 0x80) return false;
-    uint32_t bits = bits_of(f->c) << 6 | (byte & 63), rest = rest_of(f->c) - 1;
-    return rest ? set_part(f, kind_of(f->c), rest, bits) : take_symbol(m, f, bits);
+    if ((byte & 0xC0) != 0x80) return MS_DECODED_BAD;
+    uint32_t bits = bits_of(*part) << 6 | (byte & 63), rest = rest_of(*part) - 1;
+    return rest ? set_part(part, kind_of(*part), rest, bits) : whole(part, bits, cp);
 }
 
 static int hex_digit(uint8_t c, bool lower_only) {
@@ -349,54 +356,68 @@ static int hex_digit(uint8_t c, bool lower_only) {
     return -1;
 }
 
-static bool hex_byte(const ms_matcher *m, ms_frame *f, uint8_t byte, bool canonical) {
-    int digit = hex_digit(byte, canonical);
-    if (digit < 0) return false;
-    uint32_t rest = rest_of(f->c) - 1, bits = bits_of(f->c) << 4 | (uint32_t)digit;
-    if (kind_of(f->c) == PART_LOW) { /* ten bits of the first half, then the second */
-        uint32_t low = bits & 0xFFFF;
-        if (rest == 3 && digit != 13) return false;
-        if (rest == 2 && (low & 15) < 12) return false;
-        if (rest) return set_part(f, PART_LOW, rest, bits);
-        return take_symbol(m, f, 0x10000 + ((bits >> 16 & 0x3FF) << 10) + (low - 0xDC00));
-    }
-    if (canonical) {
-        piece pieces[7];
-        f->c = make_part(PART_HEX, rest, bits);
-        if (rest) return pieces_of(f->c, pieces) > 0;
-        return bits < 0x20 && !memchr(short_escapes, (int)bits, 5) && take_symbol(m, f, bits);
-    }
-    if (rest) return !(rest == 2 && bits >= 0xDC && bits <= 0xDF) && set_part(f, PART_HEX, rest, bits);
-    if (bits >= 0xD800 && bits < 0xDC00) return set_part(f, PART_HIGH, 0, bits - 0xD800);
-    return take_symbol(m, f, bits);
+static ms_decoded canonical_hex(uint32_t *part, uint32_t rest, uint32_t bits, uint32_t *cp) {
+    piece pieces[7];
+    *part = make_part(PART_HEX, rest, bits);
+    if (rest) return pieces_of(*part, pieces) > 0 ? MS_DECODED_PART : MS_DECODED_BAD;
+    if (bits >= 0x20 || memchr(short_escapes, (int)bits, 5)) return MS_DECODED_BAD;
+    return whole(part, bits, cp);
 }
 
-static bool escape_byte(const ms_matcher *m, ms_frame *f, uint8_t byte, bool canonical) {
-    uint32_t bits = bits_of(f->c);
-    switch (kind_of(f->c)) {
+static ms_decoded hex_byte(uint32_t *part, uint8_t byte, bool canonical, uint32_t *cp) {
+    int digit = hex_digit(byte, canonical);
+    if (digit < 0) return MS_DECODED_BAD;
+    uint32_t rest = rest_of(*part) - 1, bits = bits_of(*part) << 4 | (uint32_t)digit;
+    if (kind_of(*part) == PART_LOW) { /* ten bits of the first half, then the second */
+        uint32_t low = bits & 0xFFFF;
+        if (rest == 3 && digit != 13) return MS_DECODED_BAD;
+        if (rest == 2 && (low & 15) < 12) return MS_DECODED_BAD;
+        if (rest) return set_part(part, PART_LOW, rest, bits);
+        return whole(part, 0x10000 + ((bits >> 16 & 0x3FF) << 10) + (low - 0xDC00), cp);
+    }
+    if (canonical) return canonical_hex(part, rest, bits, cp);
+    if (rest == 2 && bits >= 0xDC && bits <= 0xDF) return MS_DECODED_BAD;
+    if (rest) return set_part(part, PART_HEX, rest, bits);
+    if (bits >= 0xD800 && bits < 0xDC00) return set_part(part, PART_HIGH, 0, bits - 0xD800);
+    return whole(part, bits, cp);
+}
+
+static ms_decoded escape_byte(uint32_t *part, uint8_t byte, bool canonical, uint32_t *cp) {
+    uint32_t bits = bits_of(*part);
+    switch (kind_of(*part)) {
     case PART_ESCAPE: {
         const char *letter = byte ? memchr(short_letters, byte, 5) : NULL;
-        if (letter) return take_symbol(m, f, (uint8_t)short_escapes[letter - short_letters]);
-        if (byte == '"' || byte == '\\') return take_symbol(m, f, byte);
-        if (byte == '/' && !canonical) return take_symbol(m, f, byte);
-        return byte == 'u' && set_part(f, PART_HEX, 4, 0);
+        if (letter) return whole(part, (uint8_t)short_escapes[letter - short_letters], cp);
+        if (byte == '"' || byte == '\\') return whole(part, byte, cp);
+        if (byte == '/' && !canonical) return whole(part, byte, cp);
+        return byte == 'u' ? set_part(part, PART_HEX, 4, 0) : MS_DECODED_BAD;
     }
-    case PART_HIGH: return byte == '\\' && set_part(f, PART_HIGH_ESCAPE, 0, bits);
-    case PART_HIGH_ESCAPE: return byte == 'u' && set_part(f, PART_LOW, 4, bits);
-    default: return hex_byte(m, f, byte, canonical);
+    case PART_HIGH: return byte == '\\' ? set_part(part, PART_HIGH_ESCAPE, 0, bits) : MS_DECODED_BAD;
+    case PART_HIGH_ESCAPE: return byte == 'u' ? set_part(part, PART_LOW, 4, bits) : MS_DECODED_BAD;
+    default: return hex_byte(part, byte, canonical, cp);
     }
+}
+
+ms_decoded ms_string_decode(ms_string_form form, uint32_t *part, uint8_t byte, uint32_t *cp) {
+    if (form == MS_STRING_RAW) return utf8_byte(part, byte, cp);
+    if (kind_of(*part) > PART_UTF8_4) return escape_byte(part, byte, form == MS_STRING_CANONICAL, cp);
+    if (!*part && byte == '"') return MS_DECODED_END;
+    if (!*part && byte == '\\') return set_part(part, PART_ESCAPE, 0, 0);
+    if (!*part && byte < 0x20) return MS_DECODED_BAD;
+    return utf8_byte(part, byte, cp);
 }
 
 int ms_string_step(const ms_matcher *m, ms_frame *f, uint8_t byte) {
     const ms_block *b = &m->g->blocks[f->block];
-    if (b->form == MS_STRING_RAW) return utf8_byte(m, f, byte);
-    if (f->phase == MS_PHASE_START) {
+    uint32_t cp;
+    if (b->form != MS_STRING_RAW && f->phase == MS_PHASE_START) {
         f->phase = MS_PHASE_FIRST;
         return byte == '"';
     }
-    if (kind_of(f->c) > PART_UTF8_4) return escape_byte(m, f, byte, b->form == MS_STRING_CANONICAL);
-    if (!f->c && byte == '"') return ms_string_may_end(m, f) ? 2 : 0;
-    if (!f->c && byte == '\\') return set_part(f, PART_ESCAPE, 0, 0);
-    if (!f->c && byte < 0x20) return 0;
-    return utf8_byte(m, f, byte);
+    switch (ms_string_decode(b->form, &f->c, byte, &cp)) {
+    case MS_DECODED_PART: return 1;
+    case MS_DECODED_SYMBOL: return ms_string_take(m, f, cp);
+    case MS_DECODED_END: return ms_string_may_end(m, f) ? 2 : 0;
+    default: return 0;
+    }
 }
