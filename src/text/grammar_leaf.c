@@ -6,14 +6,15 @@
 
 #include "text/grammar_groups.h"
 
-enum { FEW_NODES = 20000, MAX_GROUPINGS = 24 };
+enum { FEW_NODES = 20000, MAX_GROUPINGS = 24, MAX_WAYS_OUT = 4 };
 
 /* What is known of an automaton over code points. */
 typedef struct language {
     bool known, ungrouped; /* ungrouped: groups would be too many */
-    uint32_t universal;    /* the state that any text keeps and that accepts; MS_DFA_NONE: there is none */
-    uint8_t *total;        /* by state: whether any text goes on from it; NULL: of none */
-    uint32_t farthest;     /* largest distance */
+    uint32_t home;         /* an accepting state that nearly any text keeps; MS_DFA_NONE: there is none */
+    uint8_t ways_out[MAX_WAYS_OUT];
+    uint32_t way_out_count; /* the characters that lead away from it */
+    uint32_t farthest;      /* largest distance */
 } language;
 
 struct ms_leaf_walker {
@@ -44,7 +45,6 @@ ms_leaf_walker *ms_leaf_walker_create(const ms_grammar *g, const ms_vocabulary *
 
 void ms_leaf_walker_destroy(ms_leaf_walker *w) {
     if (!w) return;
-    for (uint32_t i = 0; w->languages && i < w->g->dfa_count; i++) free(w->languages[i].total);
     while (w->groups) {
         ms_groups *g = w->groups;
         w->groups = g->next;
@@ -63,41 +63,26 @@ bool ms_leaf_walks(const ms_matcher *m, const ms_frame *f) {
 
 /* ------------------------------------------------------------------ languages */
 
-/* Whether the state has an edge for every code point. */
-static bool is_full(const ms_dfa *d, uint32_t state) {
+/* Whether `lo` up to `hi` lead elsewhere, and are few characters that stand for themselves in any string. */
+static bool add_ways_out(language *l, uint32_t lo, uint32_t hi) {
+    for (uint32_t c = lo; c <= hi; c++) {
+        if (c >= 0xD800 && c <= 0xDFFF) continue;
+        if (l->way_out_count == MAX_WAYS_OUT || c <= ' ' || c >= 0x7F || c == '"' || c == '\\') return false;
+        l->ways_out[l->way_out_count++] = (uint8_t)c;
+    }
+    return true;
+}
+
+static bool is_home(const ms_dfa *d, uint32_t state, language *l) {
     uint32_t next = 0;
+    l->way_out_count = 0;
+    if (!d->accept[state]) return false;
     for (uint32_t e = d->first[state]; e < d->first[state + 1]; e++) {
-        if (d->edges[e].lo > next && !(next == 0xD800 && d->edges[e].lo == 0xE000)) return false;
+        if (d->edges[e].to != state) continue;
+        if (d->edges[e].lo && !add_ways_out(l, next, d->edges[e].lo - 1)) return false;
         next = d->edges[e].hi + 1;
     }
     return next == 0x110000;
-}
-
-static bool is_universal(const ms_dfa *d, uint32_t state) {
-    for (uint32_t e = d->first[state]; e < d->first[state + 1]; e++)
-        if (d->edges[e].to != state) return false;
-    return d->accept[state] && is_full(d, state);
-}
-
-/* Takes out the states from which some text does not go on, until all that are left lead to each other. */
-static void find_total(const ms_dfa *d, uint8_t *total) {
-    enum { ROUNDS = 64 };
-    bool changed = true;
-    for (uint32_t q = 0; q < d->states; q++) total[q] = is_full(d, q);
-    for (int round = 0; changed; round++) {
-        changed = false;
-        for (uint32_t q = d->states; q-- > 0;) {
-            for (uint32_t e = d->first[q]; total[q] && e < d->first[q + 1]; e++) {
-                if (total[d->edges[e].to]) continue;
-                total[q] = 0;
-                changed = true;
-            }
-        }
-        if (round == ROUNDS && changed) { /* long chains: they are walked otherwise */
-            memset(total, 0, d->states);
-            return;
-        }
-    }
 }
 
 static language *language_of(ms_leaf_walker *w, const ms_block *b) {
@@ -105,13 +90,12 @@ static language *language_of(ms_leaf_walker *w, const ms_block *b) {
     const ms_dfa *d = &w->g->dfas[b->dfa];
     if (l->known) return l;
     l->known = true;
-    l->universal = MS_DFA_NONE;
+    l->home = MS_DFA_NONE;
     for (uint32_t q = 0; q < d->states; q++) {
         if (d->dist[q] > l->farthest) l->farthest = d->dist[q];
-        if (l->universal == MS_DFA_NONE && is_universal(d, q)) l->universal = q;
+        if (l->home == MS_DFA_NONE && is_home(d, q, l)) l->home = q;
     }
-    if (l->universal == MS_DFA_NONE || !(l->total = malloc(d->states))) return l;
-    find_total(d, l->total);
+    if (l->home != MS_DFA_NONE) (void)is_home(d, l->home, l);
     return l;
 }
 
@@ -139,18 +123,21 @@ static int step(const ms_matcher *m, ms_frame *f, const ms_block *b, uint8_t byt
     return f->a != MS_DFA_NONE;
 }
 
+static bool may_end(const ms_matcher *m, const ms_frame *f, const ms_block *b) {
+    return b->kind == MS_BLOCK_DFA ? m->g->dfas[b->dfa].accept[f->a] != 0 : ms_string_may_end(m, f);
+}
+
 /* false: more than `budget` nodes; the result is then not to be used. */
 static bool walk_bytes(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *top, uint32_t before,
                        const uint64_t stops[4], ms_result *r, uint32_t budget) {
     const ms_vocabulary *v = w->v;
     const ms_block *b = &m->g->blocks[top->block];
-    bool bare = b->kind == MS_BLOCK_STRING && b->form == MS_STRING_RAW;
     w->frames[0] = *top;
     for (uint32_t n = 0; n < v->nodes && !r->failed; budget--) {
         if (!budget) return false;
         uint32_t depth = v->depth[n], cost = MS_BOUND_NONE;
         ms_frame f = w->frames[depth - 1];
-        if (bare && depth > 1 && is_stop(stops, v->byte[n]) && ms_string_may_end(m, &f)) ms_result_floor(r, n);
+        if (r->at && depth > 1 && is_stop(stops, v->byte[n]) && may_end(m, &f, b)) ms_result_floor(r, n);
         int what = step(m, &f, b, v->byte[n]);
         if (what == 1) cost = ms_cost_frame(m, &f);
         if (what == 2) ms_result_floor(r, n);
@@ -158,7 +145,6 @@ static bool walk_bytes(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *t
             n = v->end[n];
             continue;
         }
-        if (b->kind == MS_BLOCK_DFA && m->g->dfas[b->dfa].accept[f.a]) ms_result_floor(r, n);
         w->frames[depth] = f;
         if (v->token[n] != MS_NO_TOKEN) ms_result_allow(r, v->token[n], before, cost);
         n++;
@@ -175,7 +161,9 @@ static void walk_text(const ms_vocabulary *v, ms_result *r) {
 
 /* NULL: there are none, and none can be made. */
 static const ms_groups *groups_for(ms_leaf_walker *w, const ms_group_key *key, bool make, bool *too_many) {
-    for (ms_groups *g = w->groups; g; g = g->next)
+    for (const ms_groups *g = w->v->any_text; g; g = g->next)
+        if (memcmp(&g->key, key, sizeof *key) == 0) return g;
+    for (const ms_groups *g = w->groups; g; g = g->next)
         if (memcmp(&g->key, key, sizeof *key) == 0) return g;
     if (!make || w->group_count == MAX_GROUPINGS) return NULL;
     ms_groups *g = ms_groups_make(w->v, key, too_many);
@@ -186,12 +174,10 @@ static const ms_groups *groups_for(ms_leaf_walker *w, const ms_group_key *key, b
     return g;
 }
 
-static void allow_group(const ms_vocabulary *v, const ms_groups *g, uint32_t at, uint32_t before, uint32_t after,
-                        ms_result *r) {
+static void allow_group(const ms_groups *g, uint32_t at, uint32_t before, uint32_t after, ms_result *r) {
     const ms_group *x = &g->groups[at];
     if (x->mask && after <= before) {
-        size_t words = ms_vocabulary_mask_words(v);
-        for (size_t i = 0; i < words; i++) r->mask[i] |= x->mask[i];
+        ms_result_allow_all(r, x->mask);
         return;
     }
     for (uint32_t t = x->tokens; t < g->groups[at + 1].tokens; t++) ms_result_allow(r, g->tokens[t], before, after);
@@ -234,69 +220,123 @@ static void walk_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *
             if (cost >= MS_BOUND_NONE) continue;
         }
         w->places[i] = (struct place){f.a, f.b, true};
-        allow_group(w->v, g, i, before, cost, r);
+        allow_group(g, i, before, cost, r);
         allow_parts(m, g, i, f, before, r);
         if (x->floors == g->groups[i + 1].floors || !ms_string_may_end(m, &f)) continue;
         for (uint32_t k = x->floors; k < g->groups[i + 1].floors; k++) ms_result_floor(r, g->floors[k]);
     }
 }
 
-/* Any text goes on, but as long as it may still become a certain one, it costs more or must not end: those texts are
- * looked at one by one, as what the groups found holds for the others.  Floors that are none are taken out. */
-static void walk_exceptions(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *top, uint32_t before,
-                            uint32_t universal, ms_result *r) {
-    const ms_vocabulary *v = w->v;
-    const ms_block *b = &m->g->blocks[top->block];
-    ms_result wrong = {0};
-    w->frames[0] = *top;
-    for (uint32_t n = 0; n < v->nodes && !r->failed;) {
-        uint32_t depth = v->depth[n];
-        ms_frame f = w->frames[depth - 1];
-        int what = step(m, &f, b, v->byte[n]);
-        if (what != 1) {
-            uint32_t part = w->frames[depth - 1].c, cp;
-            if (!what && ms_string_decode(b->form, &part, v->byte[n], &cp) == MS_DECODED_END) ms_result_floor(&wrong, n);
-            n = v->end[n];
+/* ------------------------------------------------------------------ nearly any text */
+
+/* The groups of any text hold for most tokens; those that leave the home state, or have not come to it, are looked at one
+ * by one: they may cost more, not fit, or not end where others do. */
+typedef struct exceptions {
+    ms_leaf_walker *w;
+    const ms_matcher *m;
+    ms_result *r;
+    uint32_t before, home;
+    ms_result wrong; /* floors: pairs of nodes; floors from the first up to the second are none */
+} exceptions;
+
+static void no_floors(exceptions *x, uint32_t first, uint32_t end) {
+    if (first >= end) return;
+    ms_result_floor(&x->wrong, first);
+    ms_result_floor(&x->wrong, end);
+}
+
+/* Nodes first..end until they come home; frames[depth of first - 1] is known. */
+static void look_from(exceptions *x, uint32_t first, uint32_t end) {
+    const ms_vocabulary *v = x->w->v;
+    ms_frame *frames = x->w->frames;
+    const ms_block *b = &x->m->g->blocks[frames[v->depth[first] - 1].block];
+    for (uint32_t n = first; n < end && !x->r->failed && !x->wrong.failed;) {
+        uint32_t depth = v->depth[n], cost = MS_BOUND_NONE, cp, part = frames[depth - 1].c;
+        ms_frame f = frames[depth - 1];
+        bool ends = !f.c && (x->r->at || ms_string_decode(b->form, &part, v->byte[n], &cp) == MS_DECODED_END);
+        if (ends && !ms_string_may_end(x->m, &f)) no_floors(x, n, n + 1);
+        int what = step(x->m, &f, b, v->byte[n]);
+        if (what == 1) cost = ms_string_cost(x->m, &f);
+        bool home = what == 1 && f.a == x->home && !f.c && cost < MS_BOUND_NONE;
+        if (cost < MS_BOUND_NONE && !home) {
+            frames[depth] = f;
+            if (v->token[n] != MS_NO_TOKEN) ms_result_allow(x->r, v->token[n], x->before, cost);
+            n++;
             continue;
         }
-        if (f.a == universal) {
-            n = v->end[n];
-            continue;
+        if (cost >= MS_BOUND_NONE && what != 2) { /* what the groups allowed there does not fit */
+            no_floors(x, n + 1, v->end[n]);
+            for (uint32_t k = n; k < v->end[n]; k++)
+                if (v->token[k] != MS_NO_TOKEN) ms_result_forbid(x->r, v->token[k]);
         }
-        w->frames[depth] = f;
-        if (v->token[n] != MS_NO_TOKEN) ms_result_allow(r, v->token[n], before, ms_string_cost(m, &f));
-        n++;
+        n = v->end[n];
     }
-    uint32_t kept = 0;
+}
+
+/* Where a token comes home and leaves it again. */
+static void look_outside(exceptions *x, const ms_frame *top, uint8_t way_out) {
+    const ms_vocabulary *v = x->w->v;
+    const ms_block *b = &x->m->g->blocks[top->block];
+    for (const uint8_t *at = v->byte, *end = v->byte + v->nodes; at < end && (at = memchr(at, way_out, (size_t)(end - at))); at++) {
+        uint32_t n = (uint32_t)(at - v->byte), depth = v->depth[n], k = 0;
+        ms_frame f = *top;
+        const uint8_t *path = ms_vocabulary_path(v, n);
+        while (k < depth - 1u && step(x->m, &f, b, path[k]) == 1 && ms_string_cost(x->m, &f) < MS_BOUND_NONE) k++;
+        if (k < depth - 1u || f.a != x->home || f.c) continue;
+        x->w->frames[depth - 1] = f;
+        look_from(x, n, v->end[n]);
+    }
+}
+
+static int by_first(const void *x, const void *y) {
+    uint32_t a = *(const uint32_t *)x, b = *(const uint32_t *)y;
+    return (a > b) - (a < b);
+}
+
+/* Nested ranges of wrong floors become one; both lists ascend. */
+static void drop_floors(exceptions *x) {
+    ms_result *r = x->r, *wrong = &x->wrong;
+    uint32_t kept = 0, at = 0, end = 0;
+    if (!wrong->floor_count) return;
+    qsort(wrong->floors, wrong->floor_count / 2, 2 * sizeof *wrong->floors, by_first);
+    qsort(r->floors, r->floor_count, sizeof *r->floors, by_first);
     for (uint32_t i = 0; i < r->floor_count; i++) {
-        bool out = false;
-        for (uint32_t k = 0; k < wrong.floor_count && !out; k++) out = wrong.floors[k] == r->floors[i];
-        if (!out) r->floors[kept++] = r->floors[i];
+        for (; at < wrong->floor_count && wrong->floors[at] <= r->floors[i]; at += 2)
+            if (wrong->floors[at + 1] > end) end = wrong->floors[at + 1];
+        if (r->floors[i] >= end) r->floors[kept++] = r->floors[i];
     }
     r->floor_count = kept;
-    r->failed = r->failed || wrong.failed;
-    free(wrong.floors);
 }
 
-static void reset(ms_result *r, const ms_vocabulary *v) {
-    memset(r->mask, 0, ms_vocabulary_mask_words(v) * sizeof *r->mask);
-    r->rise_count = r->floor_count = 0;
+static void reset(ms_result *r) {
+    free(r->mask);
+    r->mask = NULL;
+    r->token_count = r->rise_count = r->floor_count = 0;
 }
 
-/* Where all tokens but a few are alike.  false: not so. */
-static bool walk_nearly_any(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *top, uint32_t before, ms_result *r) {
+/* false: not such a string. */
+static bool walk_nearly_any(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *top, uint32_t before,
+                            const uint64_t stops[4], ms_result *r) {
     const ms_block *b = &m->g->blocks[top->block];
-    if (b->dfa == MS_DFA_NONE || b->form == MS_STRING_RAW || b->max != MS_UNLIMITED) return false;
+    if (b->dfa == MS_DFA_NONE) return false;
     const language *l = language_of(w, b);
-    if (l->universal == MS_DFA_NONE || !l->total || !l->total[top->a] || top->a == l->universal) return false;
-    ms_group_key key = {.form = (uint32_t)b->form, .part = top->c};
     bool too_many;
+    if (l->home == MS_DFA_NONE) return false;
+    ms_group_key key = {.form = (uint32_t)b->form, .part = top->c};
+    if (b->form == MS_STRING_RAW) memcpy(key.stops, stops, sizeof key.stops);
     const ms_groups *g = groups_for(w, &key, true, &too_many);
     if (!g) return false;
+    /* The groups see a string of any text that has the same bounds: a state that every code point of a class keeps. */
     ms_frame any = *top;
-    any.a = l->universal;
+    any.a = l->home;
     walk_groups(w, m, &any, before, g, r);
-    walk_exceptions(w, m, top, before, l->universal, r);
+    exceptions x = {w, m, r, before, l->home, {.at = false}};
+    w->frames[0] = *top;
+    if (top->a != l->home || top->c) look_from(&x, 0, w->v->nodes);
+    for (uint32_t i = 0; i < l->way_out_count; i++) look_outside(&x, top, l->ways_out[i]);
+    drop_floors(&x);
+    r->failed = r->failed || x.wrong.failed;
+    free(x.wrong.floors);
     return true;
 }
 
@@ -305,10 +345,7 @@ static bool walk_by_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_fram
     const ms_block *b = &m->g->blocks[top->block];
     language *l = b->dfa != MS_DFA_NONE ? language_of(w, b) : NULL;
     ms_group_key key;
-    if (l && l->universal == top->a) { /* any text from here on */
-        memset(&key, 0, sizeof key);
-        key.form = (uint32_t)b->form;
-    } else if ((l && l->ungrouped) || !ms_group_key_of(m->g, b, &key)) {
+    if ((l && l->ungrouped) || !ms_group_key_of(m->g, b, &key)) {
         if (l) l->ungrouped = true;
         return false;
     }
@@ -318,7 +355,7 @@ static bool walk_by_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_fram
     const ms_groups *g = groups_for(w, &key, false, &too_many);
     if (!g) {
         if (l && walk_bytes(w, m, top, before, stops, r, FEW_NODES)) return true;
-        reset(r, w->v);
+        reset(r);
         g = groups_for(w, &key, true, &too_many);
         if (l && too_many) l->ungrouped = true;
     }
@@ -336,9 +373,9 @@ void ms_leaf_walk(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *f, con
     top.parent = MS_FRAME_FLOOR;
     uint32_t before = ms_cost_frame(m, &top);
     bool bare = b->kind == MS_BLOCK_STRING && b->form == MS_STRING_RAW, begun = bare || top.phase != MS_PHASE_START;
-    r->at = bare;
+    r->at = bare || b->kind == MS_BLOCK_DFA;
     if (b->kind == MS_BLOCK_STRING && begun && (!top.c || top.c == ms_string_escape)) {
-        if (walk_nearly_any(w, m, &top, before, r) || walk_by_groups(w, m, &top, before, stops, r)) return;
+        if (walk_nearly_any(w, m, &top, before, stops, r) || walk_by_groups(w, m, &top, before, stops, r)) return;
     }
     (void)walk_bytes(w, m, &top, before, stops, r, UINT32_MAX);
 }

@@ -18,7 +18,7 @@ void ms_leaf_walker_destroy(ms_leaf_walker *w); /* NULL is fine */
 bool ms_leaf_walks(const ms_matcher *m, const ms_frame *f);
 /* A frame of which the same tokens are true: counts that no token can tell apart are one. */
 ms_frame ms_leaf_canonical(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *f);
-/* Fills a fresh result.  stops: bytes that may follow a bare string. */
+/* Fills a fresh result.  stops: bytes that may follow an automaton or a bare string, whose end no byte of theirs tells. */
 void ms_leaf_walk(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *f, const uint64_t stops[4], ms_result *r);
 
 #endif

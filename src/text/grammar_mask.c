@@ -114,11 +114,6 @@ static bool keep(ms_mask_cache *c, ms_result *r, const uint64_t key[KEY]) {
     return true;
 }
 
-static int by_rise(const void *x, const void *y) {
-    const ms_rise *a = x, *b = y;
-    return a->by != b->by ? (a->by < b->by ? 1 : -1) : (a->token > b->token) - (a->token < b->token);
-}
-
 /* ------------------------------------------------------------------ walks with frames */
 
 typedef struct walk {
@@ -210,17 +205,11 @@ static ms_result *walk_local(ms_mask_cache *c, ms_matcher *m, const ms_frame *to
         ms_match_back(m, mark);
     }
     ms_result_suffixes(r, c->v);
+    ms_result_sort(r);
     return r;
 }
 
 /* ------------------------------------------------------------------ below the top frame */
-
-/* Bytes of the way to a node: those of the first token below it. */
-static const uint8_t *path_of(const ms_vocabulary *v, uint32_t node) {
-    size_t len;
-    while (v->token[node] == MS_NO_TOKEN) node++;
-    return ms_tokenizer_token(v->tokenizer, v->token[node], &len);
-}
 
 /* The stacks under `leaf` once it has ended, at a depth. */
 static void resume_below(walk *w, uint32_t leaf, uint32_t depth) {
@@ -236,15 +225,15 @@ static void walk_each_floor(walk *w, uint32_t leaf, const ms_result *local) {
     ms_matcher *m = w->m;
     ms_match_mark mark = ms_match_marked(m);
     for (uint32_t i = 0; i < local->floor_count && !m->failed && !w->c->failed; i++) {
-        uint32_t node = local->floors[i], depth = v->depth[node];
+        uint32_t node = local->floors[i], depth = v->depth[node] - (local->at ? 1u : 0u);
         ms_match_back(m, mark);
-        const uint8_t *path = path_of(v, node);
+        const uint8_t *path = ms_vocabulary_path(v, node);
         for (uint32_t k = 0; k < depth; k++) (void)ms_match_log(m, path[k]);
         resume_below(w, leaf, depth);
         uint32_t best = least_bound(w, depth);
         if (best >= MS_BOUND_NONE) continue;
-        if (v->token[node] != MS_NO_TOKEN) ms_result_allow(w->r, v->token[node], w->before, best);
-        walk_range(w, node + 1, v->end[node], m->log_len);
+        if (!local->at && v->token[node] != MS_NO_TOKEN) ms_result_allow(w->r, v->token[node], w->before, best);
+        walk_range(w, local->at ? node : node + 1, v->end[node], m->log_len);
     }
     ms_match_back(m, mark);
 }
@@ -297,11 +286,11 @@ static bool leaf_is_free(const ms_matcher *m, const ms_frame *f) {
     return !f->seen && b->kind == MS_BLOCK_STRING && b->dfa == MS_DFA_NONE && b->max == MS_UNLIMITED;
 }
 
-/* Bytes that may follow a bare string. */
+/* Bytes that may follow an automaton or a bare string. */
 static void bytes_behind(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_t stops[4]) {
     const ms_block *b = &m->g->blocks[m->frames[leaf].block];
     memset(stops, 0, 4 * sizeof *stops);
-    if (b->kind != MS_BLOCK_STRING || b->form != MS_STRING_RAW) return;
+    if (b->kind != MS_BLOCK_DFA && (b->kind != MS_BLOCK_STRING || b->form != MS_STRING_RAW)) return;
     uint64_t symbols[MS_SYMBOLS / 64] = {0};
     ms_match_mark mark = ms_match_marked(m);
     walk w = {.c = c, .m = m};
@@ -326,51 +315,43 @@ static ms_result *local_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
     return NULL;
 }
 
-/* Adds what the local part found, and the part below. */
-static void walk_parts(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, ms_result *r) {
-    const ms_result *local = local_result(c, m, leaf);
-    if (!local) return;
-    memcpy(r->mask, local->mask, c->words * sizeof *r->mask);
-    for (uint32_t i = 0; i < local->rise_count; i++) ms_result_allow(r, local->rises[i].token, 0, local->rises[i].by);
-    if (!local->floor_count) return;
-    walk w = {c, m, r, m->frames[leaf].total, false};
-    if (text_matters(m, &m->frames[leaf])) walk_each_floor(&w, leaf, local);
-    else walk_suffixes(&w, leaf, local);
-}
-
-/* The whole result of a stack; *owned: the caller frees it. */
-static ms_result *stack_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, bool loose, bool *owned) {
-    ms_frame f = m->frames[leaf];
-    uint64_t key[KEY] = {0, f.stack};
+/* What is found of a whole stack: the part below, or, where the text of the leaf matters, all of it.  *owned: the caller
+ * frees it. */
+static ms_result *stack_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, const ms_result *local, bool *owned) {
+    uint64_t key[KEY] = {0, m->frames[leaf].stack};
     *owned = false;
-    ms_result *r = f.stack ? find(c, key) : NULL;
+    ms_result *r = key[1] ? find(c, key) : NULL;
     if (r) return r;
     r = new_result(c);
     if (!r) return NULL;
     *owned = true;
-    if (leaf_is_shared(m, &f) || (loose && leaf_is_free(m, &f))) {
-        walk_parts(c, m, leaf, r);
-    } else {
+    if (!local) {
         ms_match_mark mark = ms_match_marked(m);
         walk_frames(c, m, leaf, false, r);
         ms_match_back(m, mark);
+    } else if (local->floor_count) {
+        walk w = {c, m, r, m->frames[leaf].total, false};
+        if (text_matters(m, &m->frames[leaf])) walk_each_floor(&w, leaf, local);
+        else walk_suffixes(&w, leaf, local);
     }
-    if (r->rise_count) qsort(r->rises, r->rise_count, sizeof *r->rises, by_rise);
+    ms_result_sort(r);
     if (r->failed) c->failed = true;
-    if (f.stack && !c->failed && !m->failed) *owned = !keep(c, r, key);
+    if (key[1] && !c->failed && !m->failed) *owned = !keep(c, r, key);
     return r;
 }
 
-static void add_mask(const ms_mask_cache *c, const ms_result *r, uint64_t slack, uint64_t *mask) {
-    const uint64_t *from = r->mask;
-    if (r->rise_count && r->rises[0].by > slack) {
-        memcpy(c->scratch, r->mask, c->words * sizeof *mask);
-        for (uint32_t i = 0; i < r->rise_count && r->rises[i].by > slack; i++) {
-            c->scratch[r->rises[i].token >> 6] &= ~(UINT64_C(1) << (r->rises[i].token & 63));
-        }
-        from = c->scratch;
+static void add_stack(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_t slack, uint64_t *mask) {
+    const ms_frame *f = &m->frames[leaf];
+    ms_result *local = NULL;
+    bool owned;
+    if (leaf_is_shared(m, f) || (slack > 4096 && leaf_is_free(m, f))) {
+        local = local_result(c, m, leaf);
+        if (!local) return;
+        ms_result_add(local, slack, c->scratch, mask);
     }
-    for (size_t i = 0; i < c->words; i++) mask[i] |= from[i];
+    ms_result *r = stack_result(c, m, leaf, local, &owned);
+    if (r) ms_result_add(r, slack, c->scratch, mask);
+    if (owned) ms_result_free(r);
 }
 
 /* ------------------------------------------------------------------ interface */
@@ -409,11 +390,7 @@ ms_status ms_mask_next(ms_mask_cache *c, ms_matcher *m, uint32_t remaining, uint
             if (id < v->logits) mask[id >> 6] |= UINT64_C(1) << (id & 63);
             continue;
         }
-        bool owned;
-        uint64_t slack = remaining == MS_UNLIMITED ? UINT64_MAX : (uint64_t)remaining - 1 - bound;
-        ms_result *r = stack_result(c, m, leaf, slack > 4096, &owned);
-        if (r) add_mask(c, r, slack, mask);
-        if (owned) ms_result_free(r);
+        add_stack(c, m, leaf, remaining == MS_UNLIMITED ? UINT64_MAX : (uint64_t)remaining - 1 - bound, mask);
         MS_TRY(check(c, m, err));
     }
     bool any = false;

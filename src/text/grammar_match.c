@@ -419,6 +419,23 @@ void ms_match_step(ms_matcher *m, uint32_t from, uint32_t symbol, ms_list *out) 
     run_work(m, out);
 }
 
+/* The bytes that a frame of this phase reads; NULL: it depends. */
+static const char *opening(const ms_block *b, const ms_frame *f) {
+    bool object = b->kind == MS_BLOCK_OBJECT;
+    if (b->kind == MS_BLOCK_NUMBER) return "0123456789";
+    if (b->kind == MS_BLOCK_STRING) return f->phase == MS_PHASE_START && b->form != MS_STRING_RAW ? "\"" : NULL;
+    if (!object && b->kind != MS_BLOCK_ARRAY) return NULL;
+    switch (f->phase) {
+    case MS_PHASE_START: return object ? "{" : "[";
+    case MS_PHASE_FIRST: return object ? "}\"" : "]";
+    case MS_PHASE_NEXT: return object ? "\"" : "";
+    case MS_PHASE_COLON: return ":";
+    case MS_PHASE_AFTER: return ",";
+    case MS_PHASE_END: return object ? "}" : "]";
+    default: return "";
+    }
+}
+
 void ms_match_candidates(const ms_matcher *m, uint32_t from, uint64_t symbols[MS_SYMBOLS / 64]) {
     if (from <= MS_FRAME_FLOOR) return;
     const ms_frame *f = &m->frames[from];
@@ -429,7 +446,9 @@ void ms_match_candidates(const ms_matcher *m, uint32_t from, uint64_t symbols[MS
         const ms_dfa *d = &m->g->dfas[b->dfa];
         for (uint32_t e = d->first[f->a]; e < d->first[f->a + 1]; e++)
             for (uint32_t s = d->edges[e].lo; s <= d->edges[e].hi; s++) symbols[s / 64] |= UINT64_C(1) << s % 64;
-    } else if (b->kind == MS_BLOCK_OBJECT && f->phase == MS_PHASE_KEY) {
+    } else if (f->phase != MS_PHASE_KEY && opening(b, f)) {
+        for (const char *s = opening(b, f); *s; s++) symbols[(uint8_t)*s / 64] |= UINT64_C(1) << (uint8_t)*s % 64;
+    } else if (f->phase == MS_PHASE_KEY) {
         for (uint32_t i = f->c; i < f->d; i++) {
             uint8_t s = (uint8_t)b->object->members[b->object->sorted[i]].literal[f->start];
             symbols[s / 64] |= UINT64_C(1) << s % 64;

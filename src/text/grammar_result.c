@@ -2,21 +2,19 @@
 #include "text/grammar_result.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+enum { FEW_TOKENS = 1000 };
 
 ms_result *ms_result_create(const ms_vocabulary *v) {
     ms_result *r = calloc(1, sizeof *r);
-    uint64_t *mask = calloc(ms_vocabulary_mask_words(v), sizeof *mask);
-    if (!r || !mask) {
-        free(r);
-        free(mask);
-        return NULL;
-    }
-    r->mask = mask;
+    if (r) r->words = ms_vocabulary_mask_words(v);
     return r;
 }
 
 void ms_result_free(ms_result *r) {
     if (!r) return;
+    free(r->tokens);
     free(r->mask);
     free(r->rises);
     free(r->floors);
@@ -28,7 +26,7 @@ void ms_result_free(ms_result *r) {
 size_t ms_result_words(const ms_result *r, const ms_vocabulary *v) {
     size_t bytes = r->floor_cap * sizeof *r->floors + r->suffix_cap * sizeof *r->suffixes;
     bytes += r->rise_cap * sizeof *r->rises + r->suffix_token_cap * sizeof *r->suffix_tokens + sizeof *r;
-    return ms_vocabulary_mask_words(v) + bytes / sizeof(uint64_t);
+    return (r->mask ? ms_vocabulary_mask_words(v) : r->token_cap / 2) + bytes / sizeof(uint64_t);
 }
 
 static bool grow(ms_result *r, void **data, uint32_t *cap, uint32_t count, size_t item) {
@@ -44,8 +42,61 @@ static bool grow(ms_result *r, void **data, uint32_t *cap, uint32_t count, size_
     return true;
 }
 
+static void set(uint64_t *mask, uint32_t token) { mask[token >> 6] |= UINT64_C(1) << (token & 63); }
+
+/* From a list to a mask. */
+static bool make_mask(ms_result *r) {
+    if (r->mask) return true;
+    r->mask = calloc(r->words, sizeof *r->mask);
+    if (!r->mask) {
+        r->failed = true;
+        return false;
+    }
+    for (uint32_t i = 0; i < r->token_count; i++) set(r->mask, r->tokens[i]);
+    free(r->tokens);
+    r->tokens = NULL;
+    r->token_count = r->token_cap = 0;
+    return true;
+}
+
+static void note(ms_result *r, uint32_t token) {
+    if (!r->mask && r->token_count == FEW_TOKENS && !make_mask(r)) return;
+    if (r->mask) set(r->mask, token);
+    else if (grow(r, (void **)&r->tokens, &r->token_cap, r->token_count, sizeof *r->tokens)) r->tokens[r->token_count++] = token;
+}
+
+void ms_result_allow_all(ms_result *r, const uint64_t *mask) {
+    if (!make_mask(r)) return;
+    for (size_t i = 0; i < r->words; i++) r->mask[i] |= mask[i];
+}
+
+void ms_result_forbid(ms_result *r, uint32_t token) {
+    if (make_mask(r)) r->mask[token >> 6] &= ~(UINT64_C(1) << (token & 63));
+}
+
+static int by_rise(const void *x, const void *y) {
+    const ms_rise *a = x, *b = y;
+    return a->by != b->by ? (a->by < b->by ? 1 : -1) : (a->token > b->token) - (a->token < b->token);
+}
+
+void ms_result_sort(ms_result *r) {
+    if (r->rise_count) qsort(r->rises, r->rise_count, sizeof *r->rises, by_rise);
+}
+
+void ms_result_add(const ms_result *r, uint64_t slack, uint64_t *scratch, uint64_t *mask) {
+    bool all = !r->rise_count || r->rises[0].by <= slack;
+    uint64_t *to = all ? mask : scratch;
+    if (!all) memset(scratch, 0, r->words * sizeof *scratch);
+    for (size_t i = 0; r->mask && i < r->words; i++) to[i] |= r->mask[i];
+    for (uint32_t i = 0; i < r->token_count; i++) set(to, r->tokens[i]);
+    if (all) return;
+    for (uint32_t i = 0; i < r->rise_count && r->rises[i].by > slack; i++)
+        scratch[r->rises[i].token >> 6] &= ~(UINT64_C(1) << (r->rises[i].token & 63));
+    for (size_t i = 0; i < r->words; i++) mask[i] |= scratch[i];
+}
+
 void ms_result_allow(ms_result *r, uint32_t token, uint32_t before, uint32_t after) {
-    r->mask[token >> 6] |= UINT64_C(1) << (token & 63);
+    note(r, token);
     if (after <= before) return;
     if (!grow(r, (void **)&r->rises, &r->rise_cap, r->rise_count, sizeof *r->rises)) return;
     r->rises[r->rise_count++] = (ms_rise){after - before, token};

@@ -23,7 +23,10 @@ typedef struct ms_suffix_token {
 } ms_suffix_token;
 
 typedef struct ms_result {
-    uint64_t *mask;
+    uint32_t *tokens; /* while they are few */
+    uint32_t token_count, token_cap;
+    uint64_t *mask; /* NULL: the list has them */
+    size_t words;
     ms_rise *rises;
     uint32_t rise_count, rise_cap;
     uint32_t *floors; /* nodes behind which the frame may end; at: before which, and their bytes follow it */
@@ -38,6 +41,13 @@ typedef struct ms_result {
 ms_result *ms_result_create(const ms_vocabulary *v); /* NULL: no memory */
 void ms_result_free(ms_result *r);
 size_t ms_result_words(const ms_result *r, const ms_vocabulary *v); /* about how much memory, in 64-bit words */
+/* Tokens of a whole mask, that raise nothing. */
+void ms_result_allow_all(ms_result *r, const uint64_t *mask);
+void ms_result_forbid(ms_result *r, uint32_t token);
+/* Adds its tokens that raise the bound by at most the slack; scratch: as many words as a mask. */
+void ms_result_add(const ms_result *r, uint64_t slack, uint64_t *scratch, uint64_t *mask);
+/* To be called once all is noted. */
+void ms_result_sort(ms_result *r);
 /* Notes a token that leads from bound `before` to `after`. */
 void ms_result_allow(ms_result *r, uint32_t token, uint32_t before, uint32_t after);
 void ms_result_floor(ms_result *r, uint32_t node);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "text/grammar_groups.h"
 #include "text/grammar_internal.h"
 
 enum { MAX_TOKEN_BYTES = 4096 };
@@ -45,6 +46,21 @@ static void fill_tree(ms_vocabulary *v, const token_text *list, uint32_t count, 
     v->nodes = n;
 }
 
+/* Strings of any text are in nearly every grammar. */
+static bool group_any_text(ms_vocabulary *v) {
+    static const ms_string_form forms[] = {MS_STRING_JSON, MS_STRING_CANONICAL};
+    const uint32_t parts[] = {0, ms_string_escape};
+    for (int i = 0; i < 4; i++) {
+        ms_group_key key = {.form = (uint32_t)forms[i / 2], .part = parts[i % 2]};
+        bool too_many;
+        ms_groups *g = ms_groups_make(v, &key, &too_many);
+        if (!g) return false;
+        g->next = v->any_text;
+        v->any_text = g;
+    }
+    return true;
+}
+
 ms_status ms_vocabulary_create(ms_vocabulary **out, const ms_tokenizer *t, uint32_t logits, ms_error *err) {
     *out = NULL;
     uint32_t ids = ms_tokenizer_ids(t), count = 0;
@@ -71,8 +87,9 @@ ms_status ms_vocabulary_create(ms_vocabulary **out, const ms_tokenizer *t, uint3
     if (good) {
         qsort(list, count, sizeof *list, by_bytes);
         fill_tree(v, list, count, open);
-        *out = v;
+        good = group_any_text(v);
     }
+    if (good) *out = v;
     free(list);
     free(open);
     if (good) return MS_OK;
@@ -82,6 +99,11 @@ ms_status ms_vocabulary_create(ms_vocabulary **out, const ms_tokenizer *t, uint3
 
 void ms_vocabulary_destroy(ms_vocabulary *v) {
     if (!v) return;
+    while (v->any_text) {
+        ms_groups *g = v->any_text;
+        v->any_text = g->next;
+        ms_groups_free(g);
+    }
     free(v->byte);
     free(v->depth);
     free(v->end);

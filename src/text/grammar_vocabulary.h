@@ -18,7 +18,15 @@ struct ms_vocabulary {
     uint16_t *depth; /* 1 for first bytes */
     uint32_t *end;   /* behind the subtree */
     uint32_t *token; /* MS_NO_TOKEN: none ends here */
+    struct ms_groups *any_text; /* of quoted strings of any text (grammar_groups.h) */
     uint32_t root[256]; /* node of a first byte; UINT32_MAX: none */
 };
+
+/* Bytes of the way to a node: those of the first token below it. */
+static inline const uint8_t *ms_vocabulary_path(const ms_vocabulary *v, uint32_t node) {
+    size_t len;
+    while (v->token[node] == MS_NO_TOKEN) node++;
+    return ms_tokenizer_token(v->tokenizer, v->token[node], &len);
+}
 
 #endif
