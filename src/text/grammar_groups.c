@@ -20,17 +20,7 @@ static bool add_cut(ms_group_key *key, uint32_t cut) {
     return true;
 }
 
-bool ms_group_key_of(const ms_grammar *g, const ms_block *b, ms_group_key *key) {
-    memset(key, 0, sizeof *key);
-    key->form = (uint32_t)b->form;
-    if (b->dfa == MS_DFA_NONE) return true;
-    const ms_dfa *d = &g->dfas[b->dfa];
-    for (uint32_t e = 0; d->states && e < d->first[d->states]; e++)
-        if (!add_cut(key, d->edges[e].lo) || !add_cut(key, d->edges[e].hi + 1)) return false;
-    return true;
-}
-
-static uint32_t class_of(const ms_group_key *key, uint32_t cp) {
+static uint32_t range_of(const ms_group_key *key, uint32_t cp) {
     uint32_t lo = 0, hi = key->cut_count;
     while (lo < hi) {
         uint32_t mid = (lo + hi) / 2;
@@ -39,6 +29,42 @@ static uint32_t class_of(const ms_group_key *key, uint32_t cp) {
     }
     return lo;
 }
+
+/* Ranges that lead to the same states from everywhere are one class. */
+static bool merge_ranges(const ms_dfa *d, ms_group_key *key) {
+    uint64_t hash[MS_GROUP_CUTS + 1][2] = {{0}};
+    for (uint32_t q = 0; q < d->states; q++) {
+        for (uint32_t e = d->first[q]; e < d->first[q + 1]; e++) {
+            uint64_t edge = ((uint64_t)q << 32 | d->edges[e].to) + 1;
+            uint32_t end = range_of(key, d->edges[e].hi);
+            for (uint32_t i = range_of(key, d->edges[e].lo); i <= end; i++) {
+                hash[i][0] = (hash[i][0] ^ edge) * UINT64_C(0x9E3779B97F4A7C15) ^ hash[i][0] >> 29;
+                hash[i][1] = (hash[i][1] + edge) * UINT64_C(0xC2B2AE3D27D4EB4F) ^ hash[i][1] >> 31;
+            }
+        }
+    }
+    uint32_t count = 0, firsts[MS_GROUP_CLASSES];
+    for (uint32_t i = 0; i <= key->cut_count; i++) {
+        uint32_t k = 0;
+        while (k < count && (hash[firsts[k]][0] != hash[i][0] || hash[firsts[k]][1] != hash[i][1])) k++;
+        if (k == MS_GROUP_CLASSES) return false;
+        if (k == count) firsts[count++] = i;
+        key->classes[i] = (uint8_t)k;
+    }
+    return true;
+}
+
+bool ms_group_key_of(const ms_grammar *g, const ms_block *b, ms_group_key *key) {
+    memset(key, 0, sizeof *key);
+    key->form = (uint32_t)b->form;
+    if (b->dfa == MS_DFA_NONE) return true;
+    const ms_dfa *d = &g->dfas[b->dfa];
+    for (uint32_t e = 0; d->states && e < d->first[d->states]; e++)
+        if (!add_cut(key, d->edges[e].lo) || !add_cut(key, d->edges[e].hi + 1)) return false;
+    return merge_ranges(d, key);
+}
+
+static uint32_t class_of(const ms_group_key *key, uint32_t cp) { return key->classes[range_of(key, cp)]; }
 
 /* ------------------------------------------------------------------ one pass over the vocabulary */
 

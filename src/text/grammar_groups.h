@@ -13,12 +13,13 @@
 #include "text/grammar_internal.h"
 #include "text/grammar_vocabulary.h"
 
-enum { MS_GROUP_CUTS = 48 };
+enum { MS_GROUP_CUTS = 160, MS_GROUP_CLASSES = 32 };
 
 /* What a grouping is made for. */
 typedef struct ms_group_key {
     uint32_t form, part; /* part: what a token begins in the middle of */
-    uint32_t cuts[MS_GROUP_CUTS], cut_count; /* first code points of the classes but the first */
+    uint32_t cuts[MS_GROUP_CUTS], cut_count; /* first code points of the ranges but the first */
+    uint8_t classes[MS_GROUP_CUTS + 1];      /* by range */
     uint64_t stops[4]; /* a bare string's: bytes that may follow it */
 } ms_group_key;
 

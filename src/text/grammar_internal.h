@@ -27,8 +27,10 @@ typedef struct ms_member {
 typedef struct ms_distinct {
     uint32_t leaf;
     uint32_t value;    /* extras: the member's value */
-    uint32_t *lengths; /* bytes, at most, of the i-th shortest word; `known` of them */
+    uint32_t *lengths; /* bytes, at most, of the i-th shortest word; `known` of them, for a lower bound */
     uint32_t known;
+    uint32_t words;   /* at least as many are there */
+    uint32_t longest; /* bytes, at most, of these */
 } ms_distinct;
 
 typedef struct ms_object_block {
@@ -101,7 +103,7 @@ typedef struct ms_frame {
     uint32_t phase;
     /* not part of its identity */
     uint32_t total; /* bound of the whole stack */
-    uint64_t stack; /* hash of the whole stack; 0: it depends on the bytes so far (seen, start) */
+    uint64_t stack; /* hash of the whole stack; 0: it depends on the latest bytes (start) */
     uint32_t chain; /* hash chain */
     uint32_t epoch;
 } ms_frame;
@@ -110,6 +112,7 @@ enum { MS_FRAME_KEY_BYTES = 9 * sizeof(uint32_t), MS_FRAME_ROOT = 0, MS_FRAME_FL
 /* A text of the log that must not come again. */
 typedef struct ms_seen {
     uint32_t older, start, len, count; /* count: how many with the older ones */
+    uint64_t hash; /* of all of them */
 } ms_seen;
 
 typedef struct ms_list {

@@ -6,7 +6,7 @@
 
 #include "text/grammar_groups.h"
 
-enum { FEW_NODES = 20000, MAX_GROUPINGS = 24, MAX_WAYS_OUT = 4 };
+enum { FEW_NODES = 6000, MAX_GROUPINGS = 24, MAX_WAYS_OUT = 4 };
 
 /* What is known of an automaton over code points. */
 typedef struct language {
@@ -152,6 +152,12 @@ static bool walk_bytes(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *t
     return true;
 }
 
+static void reset(ms_result *r) {
+    free(r->mask);
+    r->mask = NULL;
+    r->token_count = r->rise_count = r->floor_count = 0;
+}
+
 static void walk_text(const ms_vocabulary *v, ms_result *r) {
     for (uint32_t n = 0; n < v->nodes; n++)
         if (v->token[n] != MS_NO_TOKEN) ms_result_allow(r, v->token[n], 0, 0);
@@ -253,7 +259,8 @@ static void look_from(exceptions *x, uint32_t first, uint32_t end) {
     for (uint32_t n = first; n < end && !x->r->failed && !x->wrong.failed;) {
         uint32_t depth = v->depth[n], cost = MS_BOUND_NONE, cp, part = frames[depth - 1].c;
         ms_frame f = frames[depth - 1];
-        bool ends = !f.c && (x->r->at || ms_string_decode(b->form, &part, v->byte[n], &cp) == MS_DECODED_END);
+        ms_decoded what_any = ms_string_decode(b->form, &part, v->byte[n], &cp);
+        bool ends = !f.c && (x->r->at || what_any == MS_DECODED_END);
         if (ends && !ms_string_may_end(x->m, &f)) no_floors(x, n, n + 1);
         int what = step(x->m, &f, b, v->byte[n]);
         if (what == 1) cost = ms_string_cost(x->m, &f);
@@ -264,7 +271,8 @@ static void look_from(exceptions *x, uint32_t first, uint32_t end) {
             n++;
             continue;
         }
-        if (cost >= MS_BOUND_NONE && what != 2) { /* what the groups allowed there does not fit */
+        if (cost >= MS_BOUND_NONE && (what_any == MS_DECODED_PART || what_any == MS_DECODED_SYMBOL)) {
+            /* what the groups allowed there does not fit */
             no_floors(x, n + 1, v->end[n]);
             for (uint32_t k = n; k < v->end[n]; k++)
                 if (v->token[k] != MS_NO_TOKEN) ms_result_forbid(x->r, v->token[k]);
@@ -308,12 +316,6 @@ static void drop_floors(exceptions *x) {
     r->floor_count = kept;
 }
 
-static void reset(ms_result *r) {
-    free(r->mask);
-    r->mask = NULL;
-    r->token_count = r->rise_count = r->floor_count = 0;
-}
-
 /* false: not such a string. */
 static bool walk_nearly_any(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *top, uint32_t before,
                             const uint64_t stops[4], ms_result *r) {
@@ -322,6 +324,8 @@ static bool walk_nearly_any(ms_leaf_walker *w, const ms_matcher *m, const ms_fra
     const language *l = language_of(w, b);
     bool too_many;
     if (l->home == MS_DFA_NONE) return false;
+    if ((top->a != l->home || top->c) && walk_bytes(w, m, top, before, stops, r, FEW_NODES)) return true;
+    reset(r);
     ms_group_key key = {.form = (uint32_t)b->form, .part = top->c};
     if (b->form == MS_STRING_RAW) memcpy(key.stops, stops, sizeof key.stops);
     const ms_groups *g = groups_for(w, &key, true, &too_many);

@@ -20,7 +20,8 @@
 #include "text/grammar_vocabulary.h"
 #include "text/grammar_way.h"
 
-enum { CACHE_WORDS = 12 << 20, TABLE = 1 << 12, KEY = 9 };
+/* TEXT_MARGIN: bytes that the bound of a text among others may be off by, as it follows one of the cheapest symbols. */
+enum { CACHE_WORDS = 12 << 20, TABLE = 1 << 12, KEY = 9, TEXT_MARGIN = 8 };
 
 /* ------------------------------------------------------------------ what is kept */
 
@@ -40,6 +41,8 @@ struct ms_mask_cache {
     uint32_t *from, *count; /* by depth: where the stacks of a walk begin in `sets`, and how many */
     uint32_t *suffix;       /* by depth: the suffix that is walked */
     ms_list sets;
+    ms_list paths, ends; /* nodes on the way to texts that must not come again, and those at their ends; both ascend */
+    ms_list doubtful;    /* suffixes in which another such text ends */
     bool failed;
 };
 
@@ -85,6 +88,9 @@ void ms_mask_cache_destroy(ms_mask_cache *c) {
     free(c->count);
     free(c->suffix);
     free(c->sets.data);
+    free(c->paths.data);
+    free(c->ends.data);
+    free(c->doubtful.data);
     free(c);
 }
 
@@ -121,6 +127,7 @@ typedef struct walk {
     ms_matcher *m;
     ms_result *r;
     uint32_t before; /* bound of the stack */
+    uint32_t margin; /* what another text than the one looked at may cost more, where the next one has begun */
     bool local;      /* places where the floor is reached are noted */
 } walk;
 
@@ -186,7 +193,7 @@ static void walk_frames(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, bool loc
     start_set(c, 0);
     ms_list_push(m, &c->sets, leaf);
     c->count[0] = 1;
-    walk w = {c, m, r, m->frames[leaf].total, local};
+    walk w = {c, m, r, m->frames[leaf].total, 0, local};
     walk_range(&w, 0, c->v->nodes, m->log_len);
 }
 
@@ -211,6 +218,11 @@ static ms_result *walk_local(ms_mask_cache *c, ms_matcher *m, const ms_frame *to
 
 /* ------------------------------------------------------------------ below the top frame */
 
+static void log_path(walk *w, uint32_t node, uint32_t depth) {
+    const uint8_t *path = ms_vocabulary_path(w->c->v, node);
+    for (uint32_t k = 0; k < depth; k++) (void)ms_match_log(w->m, path[k]);
+}
+
 /* The stacks under `leaf` once it has ended, at a depth. */
 static void resume_below(walk *w, uint32_t leaf, uint32_t depth) {
     start_set(w->c, depth);
@@ -227,8 +239,7 @@ static void walk_each_floor(walk *w, uint32_t leaf, const ms_result *local) {
     for (uint32_t i = 0; i < local->floor_count && !m->failed && !w->c->failed; i++) {
         uint32_t node = local->floors[i], depth = v->depth[node] - (local->at ? 1u : 0u);
         ms_match_back(m, mark);
-        const uint8_t *path = ms_vocabulary_path(v, node);
-        for (uint32_t k = 0; k < depth; k++) (void)ms_match_log(m, path[k]);
+        log_path(w, node, depth);
         resume_below(w, leaf, depth);
         uint32_t best = least_bound(w, depth);
         if (best >= MS_BOUND_NONE) continue;
@@ -238,18 +249,30 @@ static void walk_each_floor(walk *w, uint32_t leaf, const ms_result *local) {
     ms_match_back(m, mark);
 }
 
-static void allow_suffix(walk *w, const ms_result *local, uint32_t suffix, uint32_t best) {
-    for (uint32_t t = local->suffixes[suffix].tokens; t; t = local->suffix_tokens[t - 1].next)
-        ms_result_allow(w->r, local->suffix_tokens[t - 1].token, w->before, best);
+/* Whether the text that ends at this floor must not come again. */
+static bool is_taken(const ms_mask_cache *c, const ms_result *local, uint32_t floor) {
+    const ms_vocabulary *v = c->v;
+    for (uint32_t i = 0; i < c->ends.count && c->ends.data[i] <= floor; i++) {
+        uint32_t end = c->ends.data[i];
+        if (local->at ? floor < v->end[end] && v->depth[end] + 1u == v->depth[floor] : end == floor) return true;
+    }
+    return false;
 }
 
-/* From behind the frame's end on with the frames below. */
-static void walk_suffixes(walk *w, uint32_t leaf, const ms_result *local) {
+static void allow_suffix(walk *w, const ms_result *local, uint32_t suffix, uint32_t best) {
+    for (uint32_t t = local->suffixes[suffix].tokens; t; t = local->suffix_tokens[t - 1].next) {
+        const ms_suffix_token *x = &local->suffix_tokens[t - 1];
+        if (!is_taken(w->c, local, x->floor)) ms_result_allow(w->r, x->token, w->before, best);
+    }
+}
+
+/* From behind the frame's end on with the frames below, whose stacks are at depth 0.  Where the leaf's text matters, only
+ * up to another one like it: what both are is not known here. */
+static void walk_suffixes(walk *w, const ms_result *local, bool text) {
     ms_matcher *m = w->m;
-    ms_match_mark mark = ms_match_marked(m);
     uint32_t depth = 0, *at = w->c->suffix, log = m->log_len;
-    resume_below(w, leaf, 0);
-    uint32_t best = least_bound(w, 0);
+    uint32_t best = least_bound(w, 0), next = UINT32_MAX; /* depth of the comma, behind which another text may begin */
+    w->c->doubtful.count = 0;
     if (best < MS_BOUND_NONE) allow_suffix(w, local, 0, best);
     at[1] = best < MS_BOUND_NONE ? local->suffixes[0].child : 0;
     for (depth = 1; depth && !m->failed && !w->c->failed;) {
@@ -259,14 +282,72 @@ static void walk_suffixes(walk *w, uint32_t leaf, const ms_result *local) {
             continue;
         }
         at[depth] = local->suffixes[s].next;
+        if (depth <= next) next = UINT32_MAX;
         m->log_len = log + depth - 1;
+        uint32_t seen = m->seen_count;
         bool floor = false;
         best = step_set(w, depth - 1, local->suffixes[s].byte, &floor);
+        if (text && m->seen_count > seen) {
+            ms_list_push(m, &w->c->doubtful, s);
+            continue;
+        }
         if (best >= MS_BOUND_NONE) continue;
-        allow_suffix(w, local, s, best);
+        if (local->suffixes[s].byte == ',') next = depth < next ? depth : next;
+        allow_suffix(w, local, s, depth >= next ? ms_bound_add(best, w->margin) : best);
         if (local->suffixes[s].child) at[++depth] = local->suffixes[s].child;
     }
+}
+
+/* A token by its own bytes. */
+static void walk_token(walk *w, uint32_t leaf, uint32_t token) {
+    size_t len;
+    const uint8_t *bytes = ms_tokenizer_token(w->c->v->tokenizer, token, &len);
+    ms_match_mark mark = ms_match_marked(w->m);
+    uint32_t best = MS_BOUND_NONE;
+    start_set(w->c, 0);
+    ms_list_push(w->m, &w->c->sets, leaf);
+    w->c->count[0] = 1;
+    for (uint32_t i = 0; i < len; i++) {
+        bool floor = false;
+        best = step_set(w, i, bytes[i], &floor);
+        if (best >= MS_BOUND_NONE) break;
+    }
+    if (best < MS_BOUND_NONE) ms_result_allow(w->r, token, w->before, best);
+    ms_match_back(w->m, mark);
+}
+
+static void walk_doubtful(walk *w, uint32_t leaf, const ms_result *local) {
+    ms_list *l = &w->c->doubtful;
+    while (l->count && !w->m->failed) {
+        uint32_t s = l->data[--l->count];
+        for (uint32_t t = local->suffixes[s].tokens; t; t = local->suffix_tokens[t - 1].next)
+            walk_token(w, leaf, local->suffix_tokens[t - 1].token);
+        for (uint32_t i = local->suffixes[s].child; i; i = local->suffixes[i].next) ms_list_push(w->m, l, i);
+    }
+}
+
+static void walk_below(walk *w, uint32_t leaf, const ms_result *local) {
+    ms_matcher *m = w->m;
+    ms_match_mark mark = ms_match_marked(m);
+    w->c->ends.count = 0;
+    resume_below(w, leaf, 0);
+    walk_suffixes(w, local, false);
     ms_match_back(m, mark);
+}
+
+/* The same for a text that must be new, where there are more texts than can be taken: which of them it is makes no
+ * difference to what may follow. */
+static void walk_below_text(walk *w, uint32_t leaf, const ms_result *local) {
+    ms_matcher *m = w->m;
+    ms_match_mark mark = ms_match_marked(m);
+    uint32_t i = 0;
+    while (i < local->floor_count && is_taken(w->c, local, local->floors[i])) i++;
+    if (i == local->floor_count) return;
+    log_path(w, local->floors[i], w->c->v->depth[local->floors[i]] - (local->at ? 1u : 0u));
+    resume_below(w, leaf, 0);
+    walk_suffixes(w, local, true);
+    ms_match_back(m, mark);
+    walk_doubtful(w, leaf, local);
 }
 
 /* ------------------------------------------------------------------ one stack */
@@ -276,14 +357,23 @@ static bool text_matters(const ms_matcher *m, const ms_frame *f) {
     return up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM;
 }
 
-static bool leaf_is_shared(const ms_matcher *m, const ms_frame *f) {
-    return !f->seen && !(m->frames[f->parent].seen && text_matters(m, f));
+/* Keys or items that must differ, one of which the leaf is. */
+static const ms_distinct *distinct_of(const ms_matcher *m, const ms_frame *f) {
+    const ms_frame *up = &m->frames[f->parent];
+    const ms_block *b = &m->g->blocks[up->block];
+    if (b->kind == MS_BLOCK_OBJECT) return &b->object->extras[up->c];
+    for (uint32_t i = 0; i < b->array->class_count; i++)
+        if (b->array->classes[i].leaf == f->block) return &b->array->classes[i];
+    return NULL;
 }
 
-/* Keys among texts that must be new: with any text as the language, another one is never far. */
-static bool leaf_is_free(const ms_matcher *m, const ms_frame *f) {
-    const ms_block *b = &m->g->blocks[f->block];
-    return !f->seen && b->kind == MS_BLOCK_STRING && b->dfa == MS_DFA_NONE && b->max == MS_UNLIMITED;
+/* Whether there are more texts than any token can take; *margin: what a new one costs at most. */
+static bool texts_abound(const ms_matcher *m, const ms_frame *f, uint32_t *margin) {
+    enum { SPARE = 64 };
+    const ms_distinct *d = distinct_of(m, f);
+    if (!d || !ms_leaf_walks(m, f) || d->words < m->seen[m->frames[f->parent].seen].count + SPARE) return false;
+    *margin = d->longest + TEXT_MARGIN;
+    return true;
 }
 
 /* Bytes that may follow an automaton or a bare string. */
@@ -293,8 +383,16 @@ static void bytes_behind(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_
     if (b->kind != MS_BLOCK_DFA && (b->kind != MS_BLOCK_STRING || b->form != MS_STRING_RAW)) return;
     uint64_t symbols[MS_SYMBOLS / 64] = {0};
     ms_match_mark mark = ms_match_marked(m);
-    walk w = {.c = c, .m = m};
-    resume_below(&w, leaf, 0);
+    ms_frame up = m->frames[m->frames[leaf].parent];
+    start_set(c, 0);
+    ms_match_epoch(m);
+    if (up.phase == MS_PHASE_ITEM) { /* whatever its text is */
+        up.phase = MS_PHASE_AFTER;
+        up.start = 0;
+        ms_match_resume(m, ms_match_frame(m, &up), &c->sets);
+    } else {
+        ms_match_resume(m, m->frames[leaf].parent, &c->sets);
+    }
     for (uint32_t i = 0; i < c->sets.count; i++) ms_match_candidates(m, c->sets.data[i], symbols);
     memcpy(stops, symbols, 4 * sizeof *stops);
     ms_match_back(m, mark);
@@ -305,7 +403,7 @@ static ms_result *local_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
     bytes_behind(c, m, leaf, stops);
     ms_frame f = ms_leaf_canonical(c->leaves, m, &m->frames[leaf]);
     uint64_t key[KEY] = {1 + f.phase, (uint64_t)f.block << 32 | f.a, (uint64_t)f.b << 32 | f.c,
-                         (uint64_t)f.d << 32 | f.start, 0, stops[0], stops[1], stops[2], stops[3]};
+                         (uint64_t)f.d << 32 | f.start, m->seen[f.seen].hash, stops[0], stops[1], stops[2], stops[3]};
     ms_result *r = find(c, key);
     if (r) return r;
     r = walk_local(c, m, &f, stops);
@@ -315,9 +413,71 @@ static ms_result *local_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
     return NULL;
 }
 
-/* What is found of a whole stack: the part below, or, where the text of the leaf matters, all of it.  *owned: the caller
- * frees it. */
-static ms_result *stack_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, const ms_result *local, bool *owned) {
+/* ------------------------------------------------------------------ texts that must not come again */
+
+static int by_number(const void *x, const void *y) {
+    uint32_t a = *(const uint32_t *)x, b = *(const uint32_t *)y;
+    return (a > b) - (a < b);
+}
+
+static void sort_nodes(ms_list *l) {
+    uint32_t n = 0;
+    if (l->count) qsort(l->data, l->count, sizeof *l->data, by_number);
+    for (uint32_t i = 0; i < l->count; i++)
+        if (!n || l->data[n - 1] != l->data[i]) l->data[n++] = l->data[i];
+    l->count = n;
+}
+
+/* Nodes along the rests of taken texts that begin with what the leaf has read. */
+static void find_paths(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
+    const ms_vocabulary *v = c->v;
+    const ms_frame *up = &m->frames[m->frames[leaf].parent];
+    uint32_t read = m->log_len - up->start;
+    c->paths.count = c->ends.count = 0;
+    for (uint32_t s = up->seen; s; s = m->seen[s].older) {
+        const ms_seen *x = &m->seen[s];
+        const uint8_t *rest = m->log + x->start + read;
+        if (x->len <= read || memcmp(m->log + x->start, m->log + up->start, read) != 0) continue;
+        uint32_t left = x->len - read, node = v->root[*rest], end = node == UINT32_MAX ? 0 : node + 1;
+        while (left && node < end) {
+            if (v->byte[node] != *rest) {
+                node = v->end[node];
+                continue;
+            }
+            ms_list_push(m, &c->paths, node);
+            if (!--left) ms_list_push(m, &c->ends, node);
+            rest++;
+            end = v->end[node++];
+        }
+    }
+    sort_nodes(&c->paths);
+    sort_nodes(&c->ends);
+}
+
+/* Tokens along the taken texts, one by one: whether they still lead to a new one. */
+static void correct_paths(walk *w, uint32_t leaf) {
+    const ms_vocabulary *v = w->c->v;
+    ms_matcher *m = w->m;
+    ms_match_mark mark = ms_match_marked(m);
+    start_set(w->c, 0);
+    ms_list_push(m, &w->c->sets, leaf);
+    w->c->count[0] = 1;
+    for (uint32_t i = 0; i < w->c->paths.count && !m->failed; i++) {
+        uint32_t n = w->c->paths.data[i], depth = v->depth[n];
+        bool floor = false;
+        m->log_len = mark.log + depth - 1;
+        uint32_t best = step_set(w, depth - 1, v->byte[n], &floor);
+        if (v->token[n] == MS_NO_TOKEN) continue;
+        if (best >= MS_BOUND_NONE) ms_result_forbid(w->r, v->token[n]);
+        else ms_result_allow(w->r, v->token[n], w->before, best);
+    }
+    ms_match_back(m, mark);
+}
+
+/* ------------------------------------------------------------------ the whole of a stack */
+
+/* The part of a stack below its top frame. */
+static ms_result *below_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, const ms_result *local, bool *owned) {
     uint64_t key[KEY] = {0, m->frames[leaf].stack};
     *owned = false;
     ms_result *r = key[1] ? find(c, key) : NULL;
@@ -325,31 +485,54 @@ static ms_result *stack_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, c
     r = new_result(c);
     if (!r) return NULL;
     *owned = true;
-    if (!local) {
-        ms_match_mark mark = ms_match_marked(m);
-        walk_frames(c, m, leaf, false, r);
-        ms_match_back(m, mark);
-    } else if (local->floor_count) {
-        walk w = {c, m, r, m->frames[leaf].total, false};
-        if (text_matters(m, &m->frames[leaf])) walk_each_floor(&w, leaf, local);
-        else walk_suffixes(&w, leaf, local);
-    }
+    walk w = {c, m, r, m->frames[leaf].total, 0, false};
+    if (local->floor_count) walk_below(&w, leaf, local);
     ms_result_sort(r);
     if (r->failed) c->failed = true;
     if (key[1] && !c->failed && !m->failed) *owned = !keep(c, r, key);
     return r;
 }
 
-static void add_stack(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_t slack, uint64_t *mask) {
-    const ms_frame *f = &m->frames[leaf];
-    ms_result *local = NULL;
-    bool owned;
-    if (leaf_is_shared(m, f) || (slack > 4096 && leaf_is_free(m, f))) {
-        local = local_result(c, m, leaf);
-        if (!local) return;
-        ms_result_add(local, slack, c->scratch, mask);
+/* A leaf whose text must be new. */
+static void add_text(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_t slack, uint64_t *mask) {
+    const ms_frame f = m->frames[leaf];
+    uint32_t margin = 0;
+    bool abound = texts_abound(m, &f, &margin), fresh = !m->frames[f.parent].seen;
+    const ms_result *local = abound || fresh ? local_result(c, m, leaf) : NULL;
+    ms_result *r = new_result(c);
+    walk w = {c, m, r, f.total, margin, false};
+    ms_match_mark mark = ms_match_marked(m);
+    if (!r || c->failed) {
+        ms_result_free(r);
+        return;
     }
-    ms_result *r = stack_result(c, m, leaf, local, &owned);
+    if (local) ms_result_allow_like(r, local);
+    if (abound) {
+        find_paths(c, m, leaf);
+        correct_paths(&w, leaf);
+        walk_below_text(&w, leaf, local);
+    } else if (local) {
+        walk_each_floor(&w, leaf, local);
+    } else {
+        walk_frames(c, m, leaf, false, r);
+    }
+    ms_match_back(m, mark);
+    ms_result_sort(r);
+    if (r->failed) c->failed = true;
+    if (!abound || slack > TEXT_MARGIN) ms_result_add(r, abound ? slack - TEXT_MARGIN : slack, c->scratch, mask);
+    ms_result_free(r);
+}
+
+static void add_stack(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_t slack, uint64_t *mask) {
+    bool owned;
+    if (text_matters(m, &m->frames[leaf])) {
+        add_text(c, m, leaf, slack, mask);
+        return;
+    }
+    const ms_result *local = local_result(c, m, leaf);
+    if (!local) return;
+    ms_result_add(local, slack, c->scratch, mask);
+    ms_result *r = below_result(c, m, leaf, local, &owned);
     if (r) ms_result_add(r, slack, c->scratch, mask);
     if (owned) ms_result_free(r);
 }

@@ -60,13 +60,15 @@ static bool rehash(ms_matcher *m) {
     return true;
 }
 
-/* The hash of a whole stack.  Texts seen and places in the log mean something to this matcher alone. */
+/* The hash of a whole stack.  Places in the log mean something to this matcher alone; texts seen count by what they are. */
 static uint64_t stack_hash(const ms_matcher *m, const ms_frame *f) {
     const ms_frame *up = &m->frames[f->parent];
-    bool own = f->seen || f->phase == MS_PHASE_EXTRA || f->phase == MS_PHASE_ITEM;
-    if (own || (f->parent > MS_FRAME_FLOOR && !up->stack)) return 0;
-    uint64_t h = ms_fnv1a64(MS_FNV1A64_INIT ^ up->stack * UINT64_C(0x9E3779B97F4A7C15), &f->block,
-                            MS_FRAME_KEY_BYTES - sizeof f->parent);
+    if (f->phase == MS_PHASE_EXTRA || f->phase == MS_PHASE_ITEM || (f->parent > MS_FRAME_FLOOR && !up->stack)) return 0;
+    ms_frame own = *f;
+    uint64_t seen = m->seen[f->seen].hash;
+    own.seen = f->seen != 0;
+    uint64_t h = ms_fnv1a64(MS_FNV1A64_INIT ^ (up->stack + seen * 3) * UINT64_C(0x9E3779B97F4A7C15), &own.block,
+                            MS_FRAME_KEY_BYTES - sizeof own.parent);
     return h ? h : 1;
 }
 
@@ -177,7 +179,8 @@ static uint32_t new_text(ms_matcher *m, const ms_frame *f) {
         if (m->seen[s].len == len && memcmp(m->log + m->seen[s].start, m->log + f->start, len) == 0) return MS_DFA_NONE;
     }
     if (!grow(m, (void **)&m->seen, &m->seen_cap, m->seen_count + 1, sizeof *m->seen)) return MS_DFA_NONE;
-    m->seen[m->seen_count] = (ms_seen){f->seen, f->start, len, m->seen[f->seen].count + 1};
+    uint64_t hash = ms_fnv1a64(MS_FNV1A64_INIT ^ m->seen[f->seen].hash, m->log + f->start, len);
+    m->seen[m->seen_count] = (ms_seen){f->seen, f->start, len, m->seen[f->seen].count + 1, ms_fnv1a64(hash, &len, sizeof len)};
     return m->seen_count++;
 }
 

@@ -95,15 +95,24 @@ void ms_result_add(const ms_result *r, uint64_t slack, uint64_t *scratch, uint64
     for (size_t i = 0; i < r->words; i++) mask[i] |= scratch[i];
 }
 
+static void rises(ms_result *r, uint32_t token, uint32_t by) {
+    if (!grow(r, (void **)&r->rises, &r->rise_cap, r->rise_count, sizeof *r->rises)) return;
+    r->rises[r->rise_count++] = (ms_rise){by, token};
+}
+
 void ms_result_allow(ms_result *r, uint32_t token, uint32_t before, uint32_t after) {
     note(r, token);
-    if (after <= before) return;
-    if (!grow(r, (void **)&r->rises, &r->rise_cap, r->rise_count, sizeof *r->rises)) return;
-    r->rises[r->rise_count++] = (ms_rise){after - before, token};
+    if (after > before) rises(r, token, after - before);
 }
 
 void ms_result_floor(ms_result *r, uint32_t node) {
     if (grow(r, (void **)&r->floors, &r->floor_cap, r->floor_count, sizeof *r->floors)) r->floors[r->floor_count++] = node;
+}
+
+void ms_result_allow_like(ms_result *r, const ms_result *other) {
+    if (other->mask) ms_result_allow_all(r, other->mask);
+    for (uint32_t i = 0; i < other->token_count; i++) note(r, other->tokens[i]);
+    for (uint32_t i = 0; i < other->rise_count; i++) rises(r, other->rises[i].token, other->rises[i].by);
 }
 
 /* ------------------------------------------------------------------ suffixes */

@@ -43,6 +43,8 @@ void ms_result_free(ms_result *r);
 size_t ms_result_words(const ms_result *r, const ms_vocabulary *v); /* about how much memory, in 64-bit words */
 /* Tokens of a whole mask, that raise nothing. */
 void ms_result_allow_all(ms_result *r, const uint64_t *mask);
+/* Everything that another one allows. */
+void ms_result_allow_like(ms_result *r, const ms_result *other);
 void ms_result_forbid(ms_result *r, uint32_t token);
 /* Adds its tokens that raise the bound by at most the slack; scratch: as many words as a mask. */
 void ms_result_add(const ms_result *r, uint64_t slack, uint64_t *scratch, uint64_t *mask);

@@ -36,13 +36,18 @@ static int tear_down(void **state) {
 }
 
 /* Every token's bit is what a matcher says about it. */
-static void check_mask(const ms_matcher *m, const uint64_t *mask, const ms_json *schema) {
+static void check_mask(const ms_matcher *m, const uint64_t *mask, const ms_json *schema, const ms_text *text) {
     ms_error err;
     for (uint32_t id = 0; id < ms_tokenizer_ranks(tokenizer); id++) {
         ms_matcher *copy;
         assert_int_equal(ms_matcher_copy(&copy, m, &err), MS_OK);
         bool fits = ms_matcher_token(copy, vocabulary, id), set = mask[id >> 6] >> (id & 63) & 1;
-        if (fits != set) fail_msg("%.*s: token %u: mask %d, matcher %d", (int)schema->raw_len, schema->raw, id, set, fits);
+        size_t len;
+        const char *bytes = (const char *)ms_tokenizer_token(tokenizer, id, &len);
+        if (fits != set) {
+            fail_msg("%.*s: token %u '%.*s': mask %d, matcher %d after %.*s", (int)schema->raw_len, schema->raw, id, (int)len,
+                     bytes, set, fits, (int)text->len, text->data ? text->data : "");
+        }
         ms_matcher_destroy(copy);
     }
 }
@@ -107,18 +112,19 @@ static void walk(walker *w, uint32_t slack) {
             break;
         }
         if (free_run) {
-            check_mask(m, w->mask, w->schema);
+            check_mask(m, w->mask, w->schema, &text);
             w->checks--;
             assert_int_equal(ms_mask_next(w->cache, m, limit - used, w->mask, &err), MS_OK);
         }
         uint32_t id = walk_pick(w->mask, words, &w->seed);
         assert_true(id != UINT32_MAX);
         uint32_t bound = ms_matcher_bound(m);
-        if (!ms_matcher_token(m, vocabulary, id)) {
-            fail_msg("%.*s: token %u of the mask does not fit (bound %u)", (int)w->schema->raw_len, w->schema->raw, id, bound);
-        }
         size_t len;
         const uint8_t *bytes = ms_tokenizer_token(tokenizer, id, &len);
+        if (!ms_matcher_token(m, vocabulary, id)) {
+            fail_msg("%.*s: token %u '%.*s' of the mask does not fit (bound %u) after %.*s", (int)w->schema->raw_len, w->schema->raw,
+                     id, (int)len, (const char *)bytes, bound, (int)text.len, text.data);
+        }
         if (bytes) ms_text_append(&text, bytes, len);
     }
     check_result(w, &text, limit);
