@@ -79,11 +79,13 @@ static uint32_t intern(ms_dfa_sink *s, const void *key) {
 
 void ms_dfa_emit(ms_dfa_sink *s, uint32_t lo, uint32_t hi, const void *key) {
     if (s->no_memory || s->too_large) return;
-    if (!s->work) {
+    uint64_t steps = 1 + s->key_bytes / 16;
+    if (s->work < steps) {
+        s->work = 0;
         s->too_large = true;
         return;
     }
-    s->work--;
+    s->work -= steps;
     uint32_t to = intern(s, key);
     ms_dfa_edge *last = s->edge_count ? &s->edges[s->edge_count - 1] : NULL;
     if (last && last->to == to && last->hi + 1 == lo && last->lo != UINT32_MAX) { /* the mark below ends a state */

@@ -282,7 +282,7 @@ static void build_range(ms_compiler *c, const range *r, ms_dfa *out) {
     ms_dfa_source src = {r, sizeof start, &start, range_edges, range_accept};
     ms_error why;
     ms_status status = ms_dfa_build(out, &src, MS_MAX_AUTOMATON, &c->work, &why);
-    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, "", "expected simpler bounds of a number");
+    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, c->keyword ? c->keyword : "minimum", "expected simpler bounds of a number");
     else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
 }
 
@@ -365,7 +365,7 @@ void ms_narrow(ms_compiler *c, ms_dfa *d, bool *any, ms_dfa *other) {
     }
     ms_error why;
     ms_status status = c->status == MS_OK ? ms_dfa_intersect(&both, d, other, MS_MAX_AUTOMATON, &c->work, &why) : MS_OK;
-    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, "", "expected simpler patterns in one place");
+    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, c->keyword ? c->keyword : "pattern", "expected simpler patterns in one place");
     else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
     ms_dfa_clear(d);
     ms_dfa_clear(other);
