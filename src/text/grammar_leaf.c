@@ -6,7 +6,7 @@
 
 #include "text/grammar_groups.h"
 
-enum { FEW_NODES = 6000, MAX_GROUPINGS = 24, MAX_WAYS_OUT = 4 };
+enum { FEW_NODES = 2000, WARM_BLOCKS = 64, MAX_GROUPINGS = 24, MAX_WAYS_OUT = 4 };
 
 /* What is known of an automaton over code points. */
 typedef struct language {
@@ -382,4 +382,24 @@ void ms_leaf_walk(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *f, con
         if (walk_nearly_any(w, m, &top, before, stops, r) || walk_by_groups(w, m, &top, before, stops, r)) return;
     }
     (void)walk_bytes(w, m, &top, before, stops, r, UINT32_MAX);
+}
+
+bool ms_leaf_warm(ms_leaf_walker *w) {
+    static const uint64_t stops[4] = {0};
+    ms_matcher *m;
+    ms_group_key key;
+    bool too_many;
+    uint32_t left = WARM_BLOCKS;
+    if (ms_matcher_create(&m, w->g, NULL) != MS_OK) return false;
+    for (uint32_t i = 1; i < w->g->count && left; i++) {
+        const ms_block *b = &w->g->blocks[i];
+        if (b->kind != MS_BLOCK_STRING || b->form == MS_STRING_RAW || b->dfa == MS_DFA_NONE || b->cost >= MS_BOUND_NONE) continue;
+        left--;
+        if (!ms_group_key_of(w->g, b, &key) || groups_for(w, &key, false, &too_many)) continue;
+        ms_result *r = ms_result_create(w->v);
+        if (r) ms_leaf_walk(w, m, &(ms_frame){.parent = MS_FRAME_FLOOR, .block = i, .phase = MS_PHASE_FIRST}, stops, r);
+        ms_result_free(r);
+    }
+    ms_matcher_destroy(m);
+    return true;
 }

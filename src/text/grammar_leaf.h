@@ -14,6 +14,9 @@ typedef struct ms_leaf_walker ms_leaf_walker;
 ms_leaf_walker *ms_leaf_walker_create(const ms_grammar *g, const ms_vocabulary *v); /* NULL: no memory */
 void ms_leaf_walker_destroy(ms_leaf_walker *w); /* NULL is fine */
 
+/* Makes the groups that quoted strings of the grammar begin with, so that no first mask waits for them.  false: no memory. */
+bool ms_leaf_warm(ms_leaf_walker *w);
+
 /* Whether the frame is of a kind that this file walks. */
 bool ms_leaf_walks(const ms_matcher *m, const ms_frame *f);
 /* A frame of which the same tokens are true: counts that no token can tell apart are one. */

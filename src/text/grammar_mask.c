@@ -70,7 +70,7 @@ ms_status ms_mask_cache_create(ms_mask_cache **out, const ms_grammar *g, const m
     c->from = malloc(((size_t)v->deepest + 1) * sizeof *c->from);
     c->count = malloc(((size_t)v->deepest + 1) * sizeof *c->count);
     c->suffix = malloc(((size_t)v->deepest + 1) * sizeof *c->suffix);
-    if (!c->leaves || !c->scratch || !c->from || !c->count || !c->suffix) {
+    if (!c->leaves || !ms_leaf_warm(c->leaves) || !c->scratch || !c->from || !c->count || !c->suffix) {
         ms_status status = ms_fail_memory(err, "a mask cache", c->words * sizeof *c->scratch);
         ms_mask_cache_destroy(c);
         return status;
