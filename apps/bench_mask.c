@@ -86,11 +86,14 @@ static uint32_t pick(const uint64_t *mask, size_t words, uint64_t *seed) {
 
 static ms_status one_reply(bench *b, uint64_t seed, ms_error *err) {
     ms_matcher *m;
+    uint32_t limit;
+    MS_TRY(ms_grammar_tokens_needed(b->grammar, b->vocabulary, &limit, err));
+    limit += REPLY_TOKENS;
     MS_TRY(ms_matcher_create(&m, b->grammar, err));
     ms_status status = MS_OK;
-    for (uint32_t used = 0; used < REPLY_TOKENS && !ms_matcher_accepts(m) && status == MS_OK && b->count < b->cap; used++) {
+    for (uint32_t used = 0; used < limit && !ms_matcher_accepts(m) && status == MS_OK && b->count < b->cap; used++) {
         uint64_t start = ms_clock_ns();
-        status = ms_mask_next(b->cache, m, REPLY_TOKENS - used, b->mask, err);
+        status = ms_mask_next(b->cache, m, limit - used, b->mask, err);
         b->ms[b->count++] = (double)(ms_clock_ns() - start) * 1e-6;
         uint32_t id = pick(b->mask, ms_vocabulary_mask_words(b->vocabulary), &seed);
         if (status == MS_OK && !ms_matcher_token(m, b->vocabulary, id)) {
@@ -194,7 +197,7 @@ static ms_status run(bench *b, const char *ranks, const char *only, ms_error *er
     MS_TRY(ms_vocabulary_create(&b->vocabulary, b->tokenizer, ms_tokenizer_ranks(b->tokenizer) + 256, err));
     printf("vocabulary %u tokens, tree built in %.0f ms\n", ms_tokenizer_ranks(b->tokenizer) + 256,
            (double)(ms_clock_ns() - start) * 1e-6);
-    b->cap = (size_t)REPLIES * REPLY_TOKENS;
+    b->cap = (size_t)REPLIES * REPLY_TOKENS * 8;
     b->mask = malloc(ms_vocabulary_mask_words(b->vocabulary) * sizeof *b->mask);
     b->ms = malloc(b->cap * sizeof *b->ms);
     if (!b->mask || !b->ms) return ms_fail_memory(err, "the times", b->cap * sizeof *b->ms);

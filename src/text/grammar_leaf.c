@@ -10,7 +10,8 @@ enum { FEW_NODES = 2000, WARM_BLOCKS = 64, MAX_GROUPINGS = 24, MAX_WAYS_OUT = 4 
 
 /* What is known of an automaton over code points. */
 typedef struct language {
-    bool known, ungrouped; /* ungrouped: groups would be too many */
+    bool known, ungrouped; /* ungrouped: its classes or groups are too many */
+    ms_group_key key;      /* without part and stops */
     uint32_t home;         /* an accepting state that nearly any text keeps; MS_DFA_NONE: there is none */
     uint8_t ways_out[MAX_WAYS_OUT];
     uint32_t way_out_count; /* the characters that lead away from it */
@@ -96,6 +97,7 @@ static language *language_of(ms_leaf_walker *w, const ms_block *b) {
         if (l->home == MS_DFA_NONE && is_home(d, q, l)) l->home = q;
     }
     if (l->home != MS_DFA_NONE) (void)is_home(d, l->home, l);
+    l->ungrouped = !ms_group_key_of(w->g, b, &l->key);
     return l;
 }
 
@@ -349,10 +351,9 @@ static bool walk_by_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_fram
     const ms_block *b = &m->g->blocks[top->block];
     language *l = b->dfa != MS_DFA_NONE ? language_of(w, b) : NULL;
     ms_group_key key;
-    if ((l && l->ungrouped) || !ms_group_key_of(m->g, b, &key)) {
-        if (l) l->ungrouped = true;
-        return false;
-    }
+    if (l && l->ungrouped) return false;
+    if (l) key = l->key;
+    else (void)ms_group_key_of(m->g, b, &key);
     key.part = top->c;
     if (b->form == MS_STRING_RAW) memcpy(key.stops, stops, sizeof key.stops);
     bool too_many = false;
@@ -387,7 +388,6 @@ void ms_leaf_walk(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *f, con
 bool ms_leaf_warm(ms_leaf_walker *w) {
     static const uint64_t stops[4] = {0};
     ms_matcher *m;
-    ms_group_key key;
     bool too_many;
     uint32_t left = WARM_BLOCKS;
     if (ms_matcher_create(&m, w->g, NULL) != MS_OK) return false;
@@ -395,7 +395,8 @@ bool ms_leaf_warm(ms_leaf_walker *w) {
         const ms_block *b = &w->g->blocks[i];
         if (b->kind != MS_BLOCK_STRING || b->form == MS_STRING_RAW || b->dfa == MS_DFA_NONE || b->cost >= MS_BOUND_NONE) continue;
         left--;
-        if (!ms_group_key_of(w->g, b, &key) || groups_for(w, &key, false, &too_many)) continue;
+        const language *l = language_of(w, b);
+        if (l->ungrouped || groups_for(w, &l->key, false, &too_many)) continue;
         ms_result *r = ms_result_create(w->v);
         if (r) ms_leaf_walk(w, m, &(ms_frame){.parent = MS_FRAME_FLOOR, .block = i, .phase = MS_PHASE_FIRST}, stops, r);
         ms_result_free(r);

@@ -266,12 +266,32 @@ static void allow_suffix(walk *w, const ms_result *local, uint32_t suffix, uint3
     }
 }
 
+/* Where the next text may have begun: depths of a comma and of the quote behind it. */
+typedef struct next_text {
+    uint32_t comma, quote;
+} next_text;
+
+/* Whether the byte, at this depth, is of the next text: whether that fits may hang on the one before. */
+static bool is_doubtful(next_text *n, uint32_t depth, uint8_t byte) {
+    if (depth <= n->comma) n->comma = UINT32_MAX;
+    if (depth <= n->quote) n->quote = UINT32_MAX;
+    if (n->comma == UINT32_MAX) {
+        if (byte == ',') n->comma = depth;
+        return false;
+    }
+    if (byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r') return n->quote != UINT32_MAX;
+    if (byte != '"' || n->quote != UINT32_MAX) return true;
+    n->quote = depth;
+    return false;
+}
+
 /* From behind the frame's end on with the frames below, whose stacks are at depth 0.  Where the leaf's text matters, only
  * up to another one like it: what both are is not known here. */
 static void walk_suffixes(walk *w, const ms_result *local, bool text) {
     ms_matcher *m = w->m;
     uint32_t depth = 0, *at = w->c->suffix, log = m->log_len;
-    uint32_t best = least_bound(w, 0), next = UINT32_MAX; /* depth of the comma, behind which another text may begin */
+    uint32_t best = least_bound(w, 0);
+    next_text next = {UINT32_MAX, UINT32_MAX};
     w->c->doubtful.count = 0;
     if (best < MS_BOUND_NONE) allow_suffix(w, local, 0, best);
     at[1] = best < MS_BOUND_NONE ? local->suffixes[0].child : 0;
@@ -282,18 +302,15 @@ static void walk_suffixes(walk *w, const ms_result *local, bool text) {
             continue;
         }
         at[depth] = local->suffixes[s].next;
-        if (depth <= next) next = UINT32_MAX;
-        m->log_len = log + depth - 1;
-        uint32_t seen = m->seen_count;
-        bool floor = false;
-        best = step_set(w, depth - 1, local->suffixes[s].byte, &floor);
-        if (text && m->seen_count > seen) {
+        if (text && is_doubtful(&next, depth, local->suffixes[s].byte)) {
             ms_list_push(m, &w->c->doubtful, s);
             continue;
         }
+        m->log_len = log + depth - 1;
+        bool floor = false;
+        best = step_set(w, depth - 1, local->suffixes[s].byte, &floor);
         if (best >= MS_BOUND_NONE) continue;
-        if (local->suffixes[s].byte == ',') next = depth < next ? depth : next;
-        allow_suffix(w, local, s, depth >= next ? ms_bound_add(best, w->margin) : best);
+        allow_suffix(w, local, s, depth >= next.comma ? ms_bound_add(best, w->margin) : best);
         if (local->suffixes[s].child) at[++depth] = local->suffixes[s].child;
     }
 }
