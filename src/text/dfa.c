@@ -17,6 +17,26 @@ void ms_dfa_clear(ms_dfa *d) {
     *d = (ms_dfa){0};
 }
 
+static void *duplicate(const void *data, size_t bytes) {
+    void *p = malloc(bytes + 1);
+    if (p && bytes) memcpy(p, data, bytes);
+    return p;
+}
+
+ms_status ms_dfa_copy(ms_dfa *out, const ms_dfa *d, ms_error *err) {
+    *out = (ms_dfa){0};
+    if (!d->states) return MS_OK;
+    size_t edges = d->first[d->states] * sizeof *d->edges;
+    *out = (ms_dfa){.states = d->states,
+                    .first = duplicate(d->first, ((size_t)d->states + 1) * sizeof *d->first),
+                    .edges = duplicate(d->edges, edges),
+                    .accept = duplicate(d->accept, d->states),
+                    .dist = duplicate(d->dist, d->states * sizeof *d->dist)};
+    if (out->first && out->edges && out->accept && out->dist) return MS_OK;
+    ms_dfa_clear(out);
+    return ms_fail_memory(err, "an automaton", edges);
+}
+
 /* ------------------------------------------------------------------ exploration */
 
 struct ms_dfa_sink {

@@ -32,6 +32,7 @@ typedef struct ms_dfa {
     uint32_t *dist; /* symbols of a shortest word from here */
 } ms_dfa;
 void ms_dfa_clear(ms_dfa *d);
+ms_status ms_dfa_copy(ms_dfa *out, const ms_dfa *d, ms_error *err);
 
 /* Target of a symbol, or MS_DFA_NONE. */
 static inline uint32_t ms_dfa_step(const ms_dfa *d, uint32_t state, uint32_t symbol) {
