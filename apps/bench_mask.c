@@ -1,7 +1,7 @@
 /* bench_mask.c: `moonshine bench mask`: time of a token mask on a real vocabulary.
  *
- * Walks a grammar along random replies that its own masks allow, twice with the same choices: the first time fills the
- * cache, the second is what a warm server does.
+ * Walks grammars along random replies that their own masks allow.  The examples are those that a mask has most to do with:
+ * counts that make every state a new one, texts that must differ, wide patterns, long lists.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,19 +13,52 @@
 #include "text/grammar_mask.h"
 #include "text/schema.h"
 
-static const char default_schema[] =
-    "{\"type\":\"object\",\"properties\":{\"title\":{\"type\":\"string\",\"maxLength\":80},\"date\":{\"type\":\"string\","
-    "\"format\":\"date\"},\"score\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":100},\"tags\":{\"type\":\"array\",\"items\":"
-    "{\"enum\":[\"red\",\"green\",\"blue\"]},\"uniqueItems\":true},\"notes\":{\"type\":\"array\",\"items\":{\"type\":\"object\","
-    "\"properties\":{\"id\":{\"type\":\"string\",\"pattern\":\"^[a-z]{2,8}-[0-9]+$\"},\"text\":{\"type\":\"string\"}},"
-    "\"required\":[\"id\",\"text\"],\"additionalProperties\":false},\"minItems\":3},\"more\":{\"type\":\"object\"}},"
-    "\"required\":[\"title\",\"date\",\"score\",\"tags\",\"notes\"],\"additionalProperties\":false}";
+typedef struct example {
+    const char *name, *schema;
+    bool arguments; /* as the arguments of a call, whose values end at a text */
+} example;
 
-enum { REPLY_TOKENS = 400 };
+static const example examples[] = {
+    {"mixed",
+     "{\"type\":\"object\",\"properties\":{\"title\":{\"type\":\"string\",\"maxLength\":80},\"date\":{\"type\":\"string\","
+     "\"format\":\"date\"},\"score\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":100},\"tags\":{\"type\":\"array\",\"items\":"
+     "{\"enum\":[\"red\",\"green\",\"blue\"]},\"uniqueItems\":true},\"notes\":{\"type\":\"array\",\"items\":{\"type\":\"object\","
+     "\"properties\":{\"id\":{\"type\":\"string\",\"pattern\":\"^[a-z]{2,8}-[0-9]+$\"},\"text\":{\"type\":\"string\"}},"
+     "\"required\":[\"id\",\"text\"],\"additionalProperties\":false},\"minItems\":3},\"more\":{\"type\":\"object\"}},"
+     "\"required\":[\"title\",\"date\",\"score\",\"tags\",\"notes\"],\"additionalProperties\":false}",
+     false},
+    {"any object", "{\"type\":\"object\"}", false},
+    {"max length", "{\"type\":\"string\",\"maxLength\":2000}", false},
+    {"both lengths", "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"minLength\":100,\"maxLength\":300}}", false},
+    {"counted pattern", "{\"type\":\"string\",\"pattern\":\"^[a-zA-Z ,.]{20,900}$\"}", false},
+    {"any, counted", "{\"type\":\"string\",\"pattern\":\"^.{0,900}$\"}", false},
+    {"words", "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^([a-z]+ ){3,60}[a-z]+$\",\"maxLength\":900}}", false},
+    {"formats", "{\"type\":\"array\",\"items\":{\"anyOf\":[{\"type\":\"string\",\"format\":\"email\"},{\"type\":\"string\","
+                "\"format\":\"uri\"},{\"type\":\"string\",\"format\":\"hostname\"},{\"type\":\"string\",\"format\":\"ipv6\"},"
+                "{\"type\":\"string\",\"format\":\"date-time\"}]}}", false},
+    {"unique strings", "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":20},\"uniqueItems\":true}", false},
+    {"unique words", "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^[a-z]{1,3}$\"},\"uniqueItems\":true,"
+                     "\"minItems\":100}", false},
+    {"unique values", "{\"type\":\"array\",\"items\":{\"enum\":%E},\"uniqueItems\":true,\"minItems\":100}", false},
+    {"values", "{\"type\":\"array\",\"items\":{\"enum\":%E}}", false},
+    {"numbers", "{\"type\":\"array\",\"items\":{\"anyOf\":[{\"type\":\"number\",\"minimum\":-12345.678,\"maximum\":98765.4321},"
+                "{\"type\":\"integer\",\"multipleOf\":9973}]}}", false},
+    {"key patterns", "{\"type\":\"object\",\"patternProperties\":{\"^[a-z]+_id$\":{\"type\":\"integer\"},\"[0-9]\":{\"type\":"
+                     "\"boolean\"},\"^x\":{\"type\":\"string\"}},\"additionalProperties\":{\"type\":\"string\",\"maxLength\":9},"
+                     "\"minProperties\":20}", false},
+    {"tree", "{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\","
+             "\"maxLength\":40},\"kids\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/n\"},\"maxItems\":50}},\"required\":"
+             "[\"name\",\"kids\"],\"additionalProperties\":false}}}", false},
+    {"branches", "{\"type\":\"array\",\"items\":{\"anyOf\":%B}}", false},
+    {"arguments", "{\"type\":\"object\",\"properties\":{\"text\":{\"type\":\"string\"},\"short\":{\"type\":\"string\",\"maxLength\":"
+                  "500},\"any\":{}},\"required\":[\"text\",\"short\",\"any\"],\"additionalProperties\":false}", true}};
+
+enum { REPLY_TOKENS = 400, REPLIES = 12, ENUM_VALUES = 4000, BRANCHES = 100 };
 
 typedef struct bench {
     ms_tokenizer *tokenizer;
     ms_vocabulary *vocabulary;
+    ms_text text; /* of the schema */
     ms_json_doc *doc;
     ms_schema *schema;
     ms_grammar *grammar;
@@ -53,11 +86,14 @@ static uint32_t pick(const uint64_t *mask, size_t words, uint64_t *seed) {
 
 static ms_status one_reply(bench *b, uint64_t seed, ms_error *err) {
     ms_matcher *m;
+    uint32_t limit;
+    MS_TRY(ms_grammar_tokens_needed(b->grammar, b->vocabulary, &limit, err));
+    limit += REPLY_TOKENS;
     MS_TRY(ms_matcher_create(&m, b->grammar, err));
     ms_status status = MS_OK;
-    for (uint32_t used = 0; used < REPLY_TOKENS && !ms_matcher_accepts(m) && status == MS_OK && b->count < b->cap; used++) {
+    for (uint32_t used = 0; used < limit && !ms_matcher_accepts(m) && status == MS_OK && b->count < b->cap; used++) {
         uint64_t start = ms_clock_ns();
-        status = ms_mask_next(b->cache, m, REPLY_TOKENS - used, b->mask, err);
+        status = ms_mask_next(b->cache, m, limit - used, b->mask, err);
         b->ms[b->count++] = (double)(ms_clock_ns() - start) * 1e-6;
         uint32_t id = pick(b->mask, ms_vocabulary_mask_words(b->vocabulary), &seed);
         if (status == MS_OK && !ms_matcher_token(m, b->vocabulary, id)) {
@@ -73,67 +109,125 @@ static int by_time(const void *x, const void *y) {
     return (a > b) - (a < b);
 }
 
-static void report(bench *b, const char *name) {
+static void report(bench *b, const char *name, const char *pass) {
     double sum = 0;
     for (size_t i = 0; i < b->count; i++) sum += b->ms[i];
     qsort(b->ms, b->count, sizeof *b->ms, by_time);
-    printf("%-6s %6zu masks  mean %8.4f ms  median %8.4f  p99 %8.4f  most %8.4f\n", name, b->count,
-           sum / (double)b->count, b->ms[b->count / 2], b->ms[b->count * 99 / 100], b->ms[b->count - 1]);
+    printf("%-16s %-5s %5zu masks  mean %8.4f ms  p99 %8.4f  most %8.4f\n", name, pass, b->count,
+           sum / (double)b->count, b->ms[b->count * 99 / 100], b->ms[b->count - 1]);
     b->count = 0;
 }
 
-static ms_status open_bench(bench *b, const char *ranks, ms_error *err) {
+/* %E: many values; %B: many objects that begin alike. */
+static void write_schema(ms_text *t, const char *s) {
+    for (; *s; s++) {
+        if (*s != '%') {
+            ms_text_append(t, s, 1);
+            continue;
+        }
+        s++;
+        for (unsigned i = 0; *s == 'E' && i < ENUM_VALUES; i++) {
+            ms_text_printf(t, "%s\"%s value %u of %u\"", i ? "," : "[", i % 3 ? "some" : "another", i * 7919u % 100003u, i);
+        }
+        for (unsigned i = 0; *s == 'B' && i < BRANCHES; i++) {
+            ms_text_printf(t, "%s{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":\"kind%u\"},\"text\":{\"type\":\"string\","
+                           "\"maxLength\":%u}},\"required\":[\"kind\",\"text\"]}", i ? "," : "[", i, 10 + i);
+        }
+        ms_text_puts(t, "]");
+    }
+}
+
+static uint32_t spell_argument(const void *arg, ms_grammar *g, const char *key, size_t key_len, const char *type,
+                               uint32_t body) {
+    (void)arg;
+    (void)type;
+    char open[64];
+    int n = snprintf(open, sizeof open, "<parameter=%.*s>", (int)key_len, key);
+    uint32_t parts[3] = {ms_grammar_literal(g, open, (size_t)n), body, ms_grammar_literal(g, "</parameter>", 12)};
+    return ms_grammar_sequence(g, parts, 3);
+}
+
+static ms_status compile(bench *b, const example *e, ms_error *err) {
+    static const ms_arguments_syntax syntax = {.argument = spell_argument, .raw_strings = true, .end = "</parameter>"};
     uint32_t root;
-    bool exact;
+    bool exact, extra;
+    write_schema(&b->text, e->schema);
+    if (b->text.failed) return ms_fail_memory(err, "the schema", b->text.len);
+    MS_TRY(ms_json_parse(&b->doc, b->text.data, b->text.len, e->name, NULL, err));
+    uint64_t start = ms_clock_ns();
+    MS_TRY(ms_schema_open(&b->schema, ms_json_root(b->doc), NULL, err));
+    MS_TRY(ms_grammar_create(&b->grammar, err));
+    if (e->arguments) {
+        MS_TRY(ms_schema_compile_arguments(b->schema, b->grammar, &syntax, &root, &extra, &exact, NULL, err));
+    } else {
+        MS_TRY(ms_schema_compile(b->schema, b->grammar, &root, &exact, NULL, err));
+    }
+    MS_TRY(ms_grammar_finish(b->grammar, root, err));
+    printf("%-16s compiled in %.1f ms\n", e->name, (double)(ms_clock_ns() - start) * 1e-6);
+    return ms_mask_cache_create(&b->cache, b->grammar, b->vocabulary, err);
+}
+
+static void close_example(bench *b) {
+    ms_mask_cache_destroy(b->cache);
+    ms_grammar_free(b->grammar);
+    ms_schema_close(b->schema);
+    ms_json_free(b->doc);
+    ms_text_free(&b->text);
+    b->cache = NULL;
+    b->grammar = NULL;
+    b->schema = NULL;
+    b->doc = NULL;
+}
+
+/* The first replies fill the cache; then others, that a warm server gets. */
+static ms_status run_example(bench *b, const example *e, ms_error *err) {
+    static const char *const names[] = {"first", "warm"};
+    uint64_t seed = 1;
+    MS_TRY(compile(b, e, err));
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < REPLIES; i++) MS_TRY(one_reply(b, seed++, err));
+        report(b, e->name, names[pass]);
+    }
+    return MS_OK;
+}
+
+static ms_status run(bench *b, const char *ranks, const char *only, ms_error *err) {
     MS_TRY(ms_tokenizer_open(&b->tokenizer, ranks, err));
     uint64_t start = ms_clock_ns();
     MS_TRY(ms_vocabulary_create(&b->vocabulary, b->tokenizer, ms_tokenizer_ranks(b->tokenizer) + 256, err));
     printf("vocabulary %u tokens, tree built in %.0f ms\n", ms_tokenizer_ranks(b->tokenizer) + 256,
            (double)(ms_clock_ns() - start) * 1e-6);
-    MS_TRY(ms_json_parse(&b->doc, default_schema, strlen(default_schema), "schema", NULL, err));
-    start = ms_clock_ns();
-    MS_TRY(ms_schema_open(&b->schema, ms_json_root(b->doc), NULL, err));
-    MS_TRY(ms_grammar_create(&b->grammar, err));
-    MS_TRY(ms_schema_compile(b->schema, b->grammar, &root, &exact, NULL, err));
-    MS_TRY(ms_grammar_finish(b->grammar, root, err));
-    printf("schema compiled in %.1f ms\n", (double)(ms_clock_ns() - start) * 1e-6);
-    MS_TRY(ms_mask_cache_create(&b->cache, b->grammar, b->vocabulary, err));
-    b->cap = 64 * REPLY_TOKENS;
+    b->cap = (size_t)REPLIES * REPLY_TOKENS * 8;
     b->mask = malloc(ms_vocabulary_mask_words(b->vocabulary) * sizeof *b->mask);
     b->ms = malloc(b->cap * sizeof *b->ms);
-    return b->mask && b->ms ? MS_OK : ms_fail_memory(err, "the times", b->cap * sizeof *b->ms);
-}
-
-static ms_status run(bench *b, const char *ranks, ms_error *err) {
-    MS_TRY(open_bench(b, ranks, err));
-    static const char *const names[] = {"first", "warm"};
-    for (int pass = 0; pass < 2; pass++) {
-        for (uint64_t seed = 1; seed <= 32; seed++) MS_TRY(one_reply(b, seed, err));
-        report(b, names[pass]);
+    if (!b->mask || !b->ms) return ms_fail_memory(err, "the times", b->cap * sizeof *b->ms);
+    bool known = false;
+    for (size_t i = 0; i < sizeof examples / sizeof examples[0]; i++) {
+        if (only && strcmp(only, examples[i].name)) continue;
+        known = true;
+        ms_status status = run_example(b, &examples[i], err);
+        close_example(b);
+        MS_TRY(status);
     }
-    return MS_OK;
+    return known ? MS_OK : ms_fail(err, MS_ERR_USAGE, "expected the name of an example, found '%s'", only);
 }
 
 int ms_bench_mask(int argc, char **argv) {
-    static const char usage[] = "usage: moonshine bench mask RANKFILE\n\n"
-                                "Times the token masks of random replies to a built-in schema on the vocabulary of a rank "
-                                "file.\n";
+    static const char usage[] = "usage: moonshine bench mask RANKFILE [NAME]\n\n"
+                                "Times the token masks of random replies to built-in schemas, or to the one of that name, on "
+                                "the vocabulary of a\nrank file: first, and on replies that are new once the cache is warm.\n";
     if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
         fputs(usage, stdout);
         return ms_command_finish("moonshine bench mask");
     }
-    if (argc != 2) {
+    if (argc != 2 && argc != 3) {
         fputs(usage, stderr);
         return 2;
     }
     bench b = {0};
     ms_error err = {0};
-    ms_status status = run(&b, argv[1], &err);
+    ms_status status = run(&b, argv[1], argc == 3 ? argv[2] : NULL, &err);
     if (status != MS_OK) fprintf(stderr, "moonshine bench mask: %s\n", err.message);
-    ms_mask_cache_destroy(b.cache);
-    ms_grammar_free(b.grammar);
-    ms_schema_close(b.schema);
-    ms_json_free(b.doc);
     ms_vocabulary_destroy(b.vocabulary);
     ms_tokenizer_close(b.tokenizer);
     free(b.mask);

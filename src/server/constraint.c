@@ -140,25 +140,16 @@ static bool refuse(const making *m, const ms_api_request *q, const ms_reply_repo
                        "exactly; param points to it");
 }
 
-/* Nobody else has the constraint yet, so its masks may be used on this thread. */
-static ms_status measure(ms_constraint *out, ms_error *err) {
-    ms_matcher *m;
-    out->least = 1;
-    if (!out->always_complete) return MS_OK;
-    MS_TRY(ms_matcher_create(&m, out->grammar, err));
-    ms_status status = ms_mask_tokens_needed(out->masks, m, &out->least, err);
-    ms_matcher_destroy(m);
-    return status;
-}
-
 static bool make(ms_constraints *c, making *m, const ms_api_request *q, ms_constraint *out, ms_api_error *e) {
     ms_reply_report report = {.fault_tool = MS_REPLY_RESPONSE, .unconstrained = m->unconstrained};
     ms_error err;
     ms_status status = c->model->lane->reply_grammar(&out->grammar, c->model->tokenizer, &m->rules, &report, &err);
     if (status == MS_OK) status = ms_mask_cache_create(&out->masks, out->grammar, c->vocabulary, &err);
     out->vocabulary = c->vocabulary;
+    out->least = 1;
     out->always_complete = m->rules.format != MS_REPLY_TEXT || m->rules.choice == MS_REPLY_MUST_CALL;
-    if (status == MS_OK) status = measure(out, &err);
+    if (status == MS_OK && out->always_complete)
+        status = ms_grammar_tokens_needed(out->grammar, c->vocabulary, &out->least, &err);
     if (status != MS_OK) return refuse(m, q, &report, status, e);
     for (size_t i = 0; i < m->rules.tool_count; i++) {
         if (!m->unconstrained[i]) continue;

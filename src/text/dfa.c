@@ -17,6 +17,26 @@ void ms_dfa_clear(ms_dfa *d) {
     *d = (ms_dfa){0};
 }
 
+static void *duplicate(const void *data, size_t bytes) {
+    void *p = malloc(bytes + 1);
+    if (p && bytes) memcpy(p, data, bytes);
+    return p;
+}
+
+ms_status ms_dfa_copy(ms_dfa *out, const ms_dfa *d, ms_error *err) {
+    *out = (ms_dfa){0};
+    if (!d->states) return MS_OK;
+    size_t edges = d->first[d->states] * sizeof *d->edges;
+    *out = (ms_dfa){.states = d->states,
+                    .first = duplicate(d->first, ((size_t)d->states + 1) * sizeof *d->first),
+                    .edges = duplicate(d->edges, edges),
+                    .accept = duplicate(d->accept, d->states),
+                    .dist = duplicate(d->dist, d->states * sizeof *d->dist)};
+    if (out->first && out->edges && out->accept && out->dist) return MS_OK;
+    ms_dfa_clear(out);
+    return ms_fail_memory(err, "an automaton", edges);
+}
+
 /* ------------------------------------------------------------------ exploration */
 
 struct ms_dfa_sink {
@@ -79,11 +99,13 @@ static uint32_t intern(ms_dfa_sink *s, const void *key) {
 
 void ms_dfa_emit(ms_dfa_sink *s, uint32_t lo, uint32_t hi, const void *key) {
     if (s->no_memory || s->too_large) return;
-    if (!s->work) {
+    uint64_t steps = 1 + s->key_bytes / 16;
+    if (s->work < steps) {
+        s->work = 0;
         s->too_large = true;
         return;
     }
-    s->work--;
+    s->work -= steps;
     uint32_t to = intern(s, key);
     ms_dfa_edge *last = s->edge_count ? &s->edges[s->edge_count - 1] : NULL;
     if (last && last->to == to && last->hi + 1 == lo && last->lo != UINT32_MAX) { /* the mark below ends a state */
@@ -380,41 +402,66 @@ ms_status ms_dfa_words(ms_dfa *out, const ms_word *words, size_t count, bool utf
 
 static uint64_t capped(uint64_t n) { return n < UINT32_MAX ? n : UINT32_MAX; }
 
-/* One symbol further; false when nothing goes on. */
-static bool advance_counts(const ms_dfa *d, const uint64_t *now, uint64_t *next) {
-    bool any = false;
-    memset(next, 0, d->states * sizeof *next);
-    for (uint32_t q = 0; q < d->states; q++) {
-        if (!now[q]) continue;
+/* Words by the state that they lead to, for the states that some word leads to. */
+typedef struct census {
+    uint64_t *words;
+    uint32_t *states;
+    uint32_t count;
+} census;
+
+/* One symbol further; leaves *from empty. */
+static void advance(const ms_dfa *d, census *from, census *to) {
+    to->count = 0;
+    for (uint32_t i = 0; i < from->count; i++) {
+        uint32_t q = from->states[i];
         for (uint32_t e = d->first[q]; e < d->first[q + 1]; e++) {
+            uint32_t next = d->edges[e].to;
             uint64_t width = (uint64_t)d->edges[e].hi - d->edges[e].lo + 1;
-            next[d->edges[e].to] = capped(next[d->edges[e].to] + capped(now[q] * width));
-            any = true;
+            if (!to->words[next]) to->states[to->count++] = next;
+            to->words[next] = capped(to->words[next] + capped(from->words[q] * width));
         }
+        from->words[q] = 0;
     }
-    return any;
+    from->count = 0;
 }
 
-ms_status ms_dfa_lengths(const ms_dfa *d, uint32_t *lengths, uint32_t wanted, uint32_t *found, ms_error *err) {
+static uint64_t accepted(const ms_dfa *d, const census *c, uint64_t *work) {
+    uint64_t words = 0, steps = 1;
+    for (uint32_t i = 0; i < c->count; i++) {
+        uint32_t q = c->states[i];
+        words += d->accept[q] ? c->words[q] : 0;
+        steps += 1 + d->first[q + 1] - d->first[q];
+    }
+    *work = *work > steps ? *work - steps : 0;
+    return words;
+}
+
+ms_status ms_dfa_lengths(const ms_dfa *d, uint32_t *lengths, uint32_t wanted, uint32_t *found, uint64_t *work,
+                         ms_error *err) {
     *found = 0;
     if (!d->states) return MS_OK;
-    uint64_t *now = calloc(d->states, sizeof *now), *next = calloc(d->states, sizeof *next);
-    if (!now || !next) {
-        free(now);
-        free(next);
-        return ms_fail_memory(err, "counting words", d->states * 2 * sizeof *now);
+    census now = {0}, next = {0};
+    now.words = calloc(d->states, sizeof *now.words);
+    next.words = calloc(d->states, sizeof *next.words);
+    now.states = malloc(d->states * sizeof *now.states);
+    next.states = malloc(d->states * sizeof *next.states);
+    bool good = now.words && next.words && now.states && next.states;
+    if (good) {
+        now.words[0] = 1;
+        now.states[now.count++] = 0;
     }
-    now[0] = 1;
-    for (uint32_t l = 0; *found < wanted; l++) {
-        uint64_t words = 0;
-        for (uint32_t q = 0; q < d->states; q++) words += d->accept[q] ? now[q] : 0;
+    for (uint32_t l = 0; good && now.count && *work; l++) {
+        uint64_t words = accepted(d, &now, work);
         for (; words && *found < wanted; words--) lengths[(*found)++] = l;
-        if (!advance_counts(d, now, next)) break;
-        uint64_t *swap = now;
+        if (*found >= wanted) break;
+        advance(d, &now, &next);
+        census swap = now;
         now = next;
         next = swap;
     }
-    free(now);
-    free(next);
-    return MS_OK;
+    free(now.words);
+    free(next.words);
+    free(now.states);
+    free(next.states);
+    return good ? MS_OK : ms_fail_memory(err, "counting words", d->states * 24);
 }

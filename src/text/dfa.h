@@ -32,6 +32,7 @@ typedef struct ms_dfa {
     uint32_t *dist; /* symbols of a shortest word from here */
 } ms_dfa;
 void ms_dfa_clear(ms_dfa *d);
+ms_status ms_dfa_copy(ms_dfa *out, const ms_dfa *d, ms_error *err);
 
 /* Target of a symbol, or MS_DFA_NONE. */
 static inline uint32_t ms_dfa_step(const ms_dfa *d, uint32_t state, uint32_t symbol) {
@@ -71,7 +72,9 @@ typedef struct ms_word {
 } ms_word;
 ms_status ms_dfa_words(ms_dfa *out, const ms_word *words, size_t count, bool utf8, uint64_t *work, ms_error *err);
 
-/* lengths[i]: symbols of the i-th shortest word, for as many as there are, at most `wanted`. */
-ms_status ms_dfa_lengths(const ms_dfa *d, uint32_t *lengths, uint32_t wanted, uint32_t *found, ms_error *err);
+/* lengths[i]: symbols of the i-th shortest word, for as many as there are, at most `wanted`; fewer when the work runs out,
+ * which leaves *work 0. */
+ms_status ms_dfa_lengths(const ms_dfa *d, uint32_t *lengths, uint32_t wanted, uint32_t *found, uint64_t *work,
+                         ms_error *err);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 
-enum { MAX_BLOCKS = 1 << 20, MAX_INDENT = 32 };
+enum { MAX_BLOCKS = 1 << 20, MAX_INDENT = 32, COUNT_WORK = 2000000 };
 
 static bool failed(const ms_grammar *g) { return g->status != MS_OK; }
 
@@ -275,21 +275,26 @@ uint32_t ms_grammar_string(ms_grammar *g, const ms_string_rule *rule) {
 
 /* ------------------------------------------------------------------ distinct texts */
 
-/* Bytes at most of the i-th shortest word of a leaf, for as many as a lower bound can ask for. */
+/* Counts the shortest words of a leaf, and keeps how long they are for as many as a lower bound can ask for. */
 static void fill_lengths(ms_grammar *g, ms_distinct *d, uint32_t wanted) {
-    if (failed(g) || !wanted) return;
+    if (failed(g)) return;
     if (wanted > MS_DISTINCT_MAX) wanted = MS_DISTINCT_MAX;
     const ms_block *b = &g->blocks[d->leaf];
-    d->lengths = allocate(g, wanted, sizeof *d->lengths);
+    d->lengths = allocate(g, MS_DISTINCT_MAX, sizeof *d->lengths);
     if (!d->lengths) return;
     bool quoted = b->kind == MS_BLOCK_STRING;
+    uint64_t work = COUNT_WORK;
     if (b->dfa == MS_DFA_NONE) { /* the empty text, then single characters, far more of them than wanted */
-        d->known = wanted;
-        for (uint32_t i = 0; i < wanted; i++) d->lengths[i] = (i ? 6 : 0) + 2;
-        return;
+        d->words = MS_DISTINCT_MAX;
+        for (uint32_t i = 0; i < d->words; i++) d->lengths[i] = i ? 1 : 0;
+    } else {
+        g->status = ms_dfa_lengths(&g->dfas[b->dfa], d->lengths, MS_DISTINCT_MAX, &d->words, &work, &g->error);
     }
-    g->status = ms_dfa_lengths(&g->dfas[b->dfa], d->lengths, wanted, &d->known, &g->error);
-    for (uint32_t i = 0; i < d->known && quoted; i++) d->lengths[i] = ms_bound_add(ms_bound_times(d->lengths[i], 6), 2);
+    for (uint32_t i = 0; i < d->words && quoted; i++) d->lengths[i] = ms_bound_add(ms_bound_times(d->lengths[i], 6), 2);
+    d->longest = d->words ? d->lengths[d->words - 1] : 0;
+    d->known = d->words < wanted ? d->words : wanted;
+    if (!failed(g) && !work && d->words < wanted)
+        g->status = ms_fail(&g->error, MS_ERR_USAGE, "expected texts that must differ to be counted in fewer steps");
 }
 
 /* ------------------------------------------------------------------ objects */

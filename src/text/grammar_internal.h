@@ -27,8 +27,10 @@ typedef struct ms_member {
 typedef struct ms_distinct {
     uint32_t leaf;
     uint32_t value;    /* extras: the member's value */
-    uint32_t *lengths; /* bytes, at most, of the i-th shortest word; `known` of them */
+    uint32_t *lengths; /* bytes, at most, of the i-th shortest word; `known` of them, for a lower bound */
     uint32_t known;
+    uint32_t words;   /* at least as many are there */
+    uint32_t longest; /* bytes, at most, of these */
 } ms_distinct;
 
 typedef struct ms_object_block {
@@ -101,7 +103,7 @@ typedef struct ms_frame {
     uint32_t phase;
     /* not part of its identity */
     uint32_t total; /* bound of the whole stack */
-    uint64_t stack; /* hash of the whole stack; 0: it depends on the bytes so far (seen, start) */
+    uint64_t stack; /* hash of the whole stack; 0: it depends on the latest bytes (start) */
     uint32_t chain; /* hash chain */
     uint32_t epoch;
 } ms_frame;
@@ -110,12 +112,22 @@ enum { MS_FRAME_KEY_BYTES = 9 * sizeof(uint32_t), MS_FRAME_ROOT = 0, MS_FRAME_FL
 /* A text of the log that must not come again. */
 typedef struct ms_seen {
     uint32_t older, start, len, count; /* count: how many with the older ones */
+    uint64_t hash; /* of all of them */
 } ms_seen;
 
 typedef struct ms_list {
     uint32_t *data;
     uint32_t count, cap;
 } ms_list;
+
+/* A shortest completion of what was read, kept while it is kept to (grammar_way.h). */
+typedef struct ms_way {
+    const void *vocabulary; /* whose tokens; NULL: there is none */
+    uint16_t *symbols;
+    uint32_t *need, *first; /* [length + 1]: tokens from each symbol on, and the first of them */
+    uint32_t length, at;
+} ms_way;
+void ms_way_clear(ms_way *w);
 
 struct ms_matcher {
     const ms_grammar *g;
@@ -130,6 +142,7 @@ struct ms_matcher {
     ms_list stacks, work, next;
     uint32_t epoch;
     uint32_t live; /* frames after the last clean-up */
+    ms_way way;
     bool failed;
 };
 
@@ -164,6 +177,12 @@ static inline uint32_t ms_item_at(const ms_array_block *a, uint32_t place) {
 
 /* Moves a string frame by one byte; result: 0 does not fit, 1 goes on as *f, 2 the closing quote: the string ends. */
 int ms_string_step(const ms_matcher *m, ms_frame *f, uint8_t byte);
+/* What a byte makes of a code point that is not complete (a frame's c), whatever the string's language. */
+typedef enum ms_decoded { MS_DECODED_BAD, MS_DECODED_PART, MS_DECODED_SYMBOL, MS_DECODED_END } ms_decoded;
+ms_decoded ms_string_decode(ms_string_form form, uint32_t *part, uint8_t byte, uint32_t *cp);
+/* Moves a frame by a whole code point; false: the language or the length does not allow it. */
+bool ms_string_take(const ms_matcher *m, ms_frame *f, uint32_t cp);
+extern const uint32_t ms_string_escape; /* the part behind a backslash */
 bool ms_string_may_end(const ms_matcher *m, const ms_frame *f); /* as it stands */
 uint32_t ms_string_cost(const ms_matcher *m, const ms_frame *f);
 /* Bytes to a word that was not seen, from an automaton's state; the leaf's parent knows what was seen. */
@@ -176,6 +195,8 @@ uint32_t ms_char_cost(ms_string_form form, uint32_t lo, uint32_t hi);
 
 /* Appends to out the stacks that `from` becomes by a symbol.  The log must end with the symbol's byte already. */
 void ms_match_step(ms_matcher *m, uint32_t from, uint32_t symbol, ms_list *out);
+/* Adds to the set the symbols that the stack may be able to read. */
+void ms_match_candidates(const ms_matcher *m, uint32_t from, uint64_t symbols[MS_SYMBOLS / 64]);
 /* Appends the leaves of a stack whose top frame is to be resumed. */
 void ms_match_resume(ms_matcher *m, uint32_t frame, ms_list *out);
 uint32_t ms_match_frame(ms_matcher *m, const ms_frame *f); /* MS_DFA_NONE: no completion, or no memory */

@@ -1,8 +1,9 @@
 /* grammar_mask.c: walks over the tree of a vocabulary, and what is kept of them (grammar_mask.h).
  *
  * A walk of one stack goes in two parts.  The local part has the top frame alone on a floor: tokens that stay inside are
- * allowed whatever is below; places where the frame ends are noted.  The second part goes on from those places with the
- * real frames below.  Results of the first are kept by frame, of both by whole stack.
+ * allowed whatever is below; places where the frame ends are noted.  The second part goes on from there with the real
+ * frames below: what follows those places, put together as one tree (grammar_result.h).  Results of the first are kept by
+ * frame, of both by whole stack.
  *
  * A result has, beside the mask, the tokens that raise the bound and by how much: with a limit those that raise it
  * beyond the slack are taken out.
@@ -14,176 +15,44 @@
 
 #include "base/bytes.h"
 #include "text/grammar_internal.h"
+#include "text/grammar_leaf.h"
+#include "text/grammar_result.h"
+#include "text/grammar_vocabulary.h"
+#include "text/grammar_way.h"
 
-enum { MAX_TOKEN_BYTES = 4096, CACHE_WORDS = 12 << 20, TABLE = 1 << 12 };
-#define NO_TOKEN UINT32_MAX
+/* TEXT_MARGIN: bytes that the bound of a text among others may be off by, as it follows one of the cheapest symbols. */
+enum { CACHE_WORDS = 12 << 20, TABLE = 1 << 12, KEY = 9, TEXT_MARGIN = 8 };
 
-/* Nodes in preorder, so a subtree is a range; node 0 is the first byte of the first token. */
-struct ms_vocabulary {
-    const ms_tokenizer *tokenizer;
-    uint32_t first_control, logits, nodes, deepest;
-    uint8_t *byte;
-    uint16_t *depth; /* 1 for first bytes */
-    uint32_t *end;   /* behind the subtree */
-    uint32_t *token; /* NO_TOKEN: none ends here */
-};
+/* ------------------------------------------------------------------ what is kept */
 
-/* ------------------------------------------------------------------ vocabulary */
-
-typedef struct token_text {
-    const uint8_t *bytes;
-    uint32_t len, id;
-} token_text;
-
-static int by_bytes(const void *x, const void *y) {
-    const token_text *a = x, *b = y;
-    uint32_t n = a->len < b->len ? a->len : b->len;
-    int c = memcmp(a->bytes, b->bytes, n);
-    return c ? c : (a->len > b->len) - (a->len < b->len);
-}
-
-static uint32_t common(const token_text *a, const token_text *b) {
-    uint32_t n = 0;
-    while (n < a->len && n < b->len && a->bytes[n] == b->bytes[n]) n++;
-    return n;
-}
-
-static void fill_tree(ms_vocabulary *v, const token_text *list, uint32_t count, uint32_t *open) {
-    uint32_t n = 0, depth = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t keep = i ? common(&list[i - 1], &list[i]) : 0;
-        while (depth > keep) v->end[open[--depth]] = n;
-        for (; depth < list[i].len; depth++, n++) {
-            v->byte[n] = list[i].bytes[depth];
-            v->depth[n] = (uint16_t)(depth + 1);
-            v->token[n] = depth + 1 == list[i].len ? list[i].id : NO_TOKEN;
-            open[depth] = n;
-        }
-        if (list[i].len > v->deepest) v->deepest = list[i].len;
-    }
-    while (depth) v->end[open[--depth]] = n;
-    v->nodes = n;
-}
-
-ms_status ms_vocabulary_create(ms_vocabulary **out, const ms_tokenizer *t, uint32_t logits, ms_error *err) {
-    *out = NULL;
-    uint32_t ids = ms_tokenizer_ids(t), count = 0;
-    ms_vocabulary *v = calloc(1, sizeof *v);
-    token_text *list = malloc(ids * sizeof *list);
-    uint32_t *open = malloc(MAX_TOKEN_BYTES * sizeof *open);
-    size_t bytes = 0;
-    bool good = v && list && open;
-    for (uint32_t i = 0; good && i < ids; i++) {
-        size_t len;
-        const uint8_t *b = ms_tokenizer_token(t, i, &len);
-        if (!b || !len || len > MAX_TOKEN_BYTES || i >= logits) continue; /* never proposed */
-        list[count++] = (token_text){b, (uint32_t)len, i};
-        bytes += len;
-    }
-    if (good) {
-        *v = (ms_vocabulary){.tokenizer = t, .first_control = ms_tokenizer_first_control(t), .logits = logits};
-        v->byte = malloc(bytes);
-        v->depth = malloc(bytes * sizeof *v->depth);
-        v->end = malloc(bytes * sizeof *v->end);
-        v->token = malloc(bytes * sizeof *v->token);
-        good = v->byte && v->depth && v->end && v->token;
-    }
-    if (good) {
-        qsort(list, count, sizeof *list, by_bytes);
-        fill_tree(v, list, count, open);
-        *out = v;
-    }
-    free(list);
-    free(open);
-    if (good) return MS_OK;
-    ms_vocabulary_destroy(v);
-    return ms_fail_memory(err, "a vocabulary", bytes * 11);
-}
-
-void ms_vocabulary_destroy(ms_vocabulary *v) {
-    if (!v) return;
-    free(v->byte);
-    free(v->depth);
-    free(v->end);
-    free(v->token);
-    free(v);
-}
-
-size_t ms_vocabulary_mask_words(const ms_vocabulary *v) { return ((size_t)v->logits + 63) / 64; }
-
-bool ms_matcher_token(ms_matcher *m, const ms_vocabulary *v, uint32_t id) {
-    size_t len;
-    const uint8_t *bytes = ms_tokenizer_token(v->tokenizer, id, &len);
-    uint32_t offset = id - v->first_control;
-    if (!bytes) return id >= v->first_control && offset < 256 && ms_matcher_symbol(m, MS_SYMBOL_CONTROL + offset);
-    ms_match_clean(m);
-    uint32_t *before = malloc((m->stacks.count + 1) * sizeof *before), count = m->stacks.count;
-    if (!before || !len) {
-        free(before);
-        return false;
-    }
-    if (len == 1) {
-        free(before);
-        return ms_matcher_symbol(m, bytes[0]);
-    }
-    /* Clean-up renames frames: not between here and a step back. */
-    uint32_t live = m->live;
-    m->live = UINT32_MAX / 4;
-    ms_match_mark mark = ms_match_marked(m);
-    memcpy(before, m->stacks.data, count * sizeof *before);
-    bool good = true;
-    for (size_t i = 0; i < len && good; i++) good = ms_matcher_symbol(m, bytes[i]);
-    if (!good) {
-        ms_match_back(m, mark);
-        m->stacks.count = 0;
-        for (uint32_t i = 0; i < count; i++) ms_list_push(m, &m->stacks, before[i]);
-    }
-    m->live = live;
-    free(before);
-    return good;
-}
-
-/* ------------------------------------------------------------------ results of walks */
-
-typedef struct rise {
-    uint32_t by, token;
-} rise;
-
-typedef struct result {
-    uint64_t key[5]; /* by frame: its fields; by stack: kind and hash */
-    struct result *next;
-    uint64_t *mask;
-    rise *rises; /* highest first */
-    uint32_t rise_count, rise_cap;
-    uint32_t *floors; /* nodes at which the top frame ends */
-    uint32_t floor_count, floor_cap;
-} result;
+typedef struct kept {
+    uint64_t key[KEY]; /* by frame: its fields and the bytes that may follow; by stack: kind and hash */
+    struct kept *next;
+    ms_result *result;
+} kept;
 
 struct ms_mask_cache {
     const ms_grammar *g;
     const ms_vocabulary *v;
-    result *table[TABLE];
+    ms_leaf_walker *leaves;
+    kept *table[TABLE];
     size_t words, used_words; /* of a mask; of all kept */
     uint64_t *scratch;
     uint32_t *from, *count; /* by depth: where the stacks of a walk begin in `sets`, and how many */
+    uint32_t *suffix;       /* by depth: the suffix that is walked */
     ms_list sets;
+    ms_list paths, ends; /* nodes on the way to texts that must not come again, and those at their ends; both ascend */
+    ms_list doubtful;    /* suffixes in which another such text ends */
     bool failed;
 };
-
-static void free_result(result *r) {
-    if (!r) return;
-    free(r->mask);
-    free(r->rises);
-    free(r->floors);
-    free(r);
-}
 
 static void forget_all(ms_mask_cache *c) {
     for (size_t i = 0; i < TABLE; i++) {
         while (c->table[i]) {
-            result *r = c->table[i];
-            c->table[i] = r->next;
-            free_result(r);
+            kept *k = c->table[i];
+            c->table[i] = k->next;
+            ms_result_free(k->result);
+            free(k);
         }
     }
     c->used_words = 0;
@@ -196,10 +65,12 @@ ms_status ms_mask_cache_create(ms_mask_cache **out, const ms_grammar *g, const m
     c->g = g;
     c->v = v;
     c->words = ms_vocabulary_mask_words(v);
+    c->leaves = ms_leaf_walker_create(g, v);
     c->scratch = malloc(c->words * sizeof *c->scratch);
     c->from = malloc(((size_t)v->deepest + 1) * sizeof *c->from);
     c->count = malloc(((size_t)v->deepest + 1) * sizeof *c->count);
-    if (!c->scratch || !c->from || !c->count) {
+    c->suffix = malloc(((size_t)v->deepest + 1) * sizeof *c->suffix);
+    if (!c->leaves || !ms_leaf_warm(c->leaves) || !c->scratch || !c->from || !c->count || !c->suffix) {
         ms_status status = ms_fail_memory(err, "a mask cache", c->words * sizeof *c->scratch);
         ms_mask_cache_destroy(c);
         return status;
@@ -211,103 +82,83 @@ ms_status ms_mask_cache_create(ms_mask_cache **out, const ms_grammar *g, const m
 void ms_mask_cache_destroy(ms_mask_cache *c) {
     if (!c) return;
     forget_all(c);
+    ms_leaf_walker_destroy(c->leaves);
     free(c->scratch);
     free(c->from);
     free(c->count);
+    free(c->suffix);
     free(c->sets.data);
+    free(c->paths.data);
+    free(c->ends.data);
+    free(c->doubtful.data);
     free(c);
 }
 
-static result *new_result(ms_mask_cache *c) {
-    result *r = calloc(1, sizeof *r);
-    uint64_t *mask = calloc(c->words, sizeof *mask);
-    if (!r || !mask) {
-        free(r);
-        free(mask);
-        c->failed = true;
-        return NULL;
-    }
-    r->mask = mask;
+static ms_result *new_result(ms_mask_cache *c) {
+    ms_result *r = ms_result_create(c->v);
+    if (!r) c->failed = true;
     return r;
 }
 
-static result **bucket(ms_mask_cache *c, const uint64_t key[5]) {
-    return &c->table[ms_fnv1a64(MS_FNV1A64_INIT, key, 5 * sizeof *key) >> 20 & (TABLE - 1)];
+static kept **bucket(ms_mask_cache *c, const uint64_t key[KEY]) {
+    return &c->table[ms_fnv1a64(MS_FNV1A64_INIT, key, KEY * sizeof *key) >> 20 & (TABLE - 1)];
 }
 
-static result *find(ms_mask_cache *c, const uint64_t key[5]) {
-    for (result *r = *bucket(c, key); r; r = r->next)
-        if (memcmp(r->key, key, sizeof r->key) == 0) return r;
+static ms_result *find(ms_mask_cache *c, const uint64_t key[KEY]) {
+    for (kept *k = *bucket(c, key); k; k = k->next)
+        if (memcmp(k->key, key, sizeof k->key) == 0) return k->result;
     return NULL;
 }
 
-static void keep(ms_mask_cache *c, result *r, const uint64_t key[5]) {
-    memcpy(r->key, key, sizeof r->key);
-    result **b = bucket(c, key);
-    r->next = *b;
-    *b = r;
-    c->used_words += c->words + r->rise_cap + r->floor_cap / 2 + 16;
-}
-
-static bool grow_pairs(ms_mask_cache *c, void **data, uint32_t *cap, uint32_t count, size_t item) {
-    if (count < *cap) return true;
-    uint32_t more = *cap ? *cap * 2 : 64;
-    void *p = realloc(*data, more * item);
-    if (!p) {
-        c->failed = true;
-        return false;
-    }
-    *data = p;
-    *cap = more;
+static bool keep(ms_mask_cache *c, ms_result *r, const uint64_t key[KEY]) {
+    kept *k = malloc(sizeof *k), **b = bucket(c, key);
+    if (!k) return false;
+    *k = (kept){.next = *b, .result = r};
+    memcpy(k->key, key, sizeof k->key);
+    *b = k;
+    c->used_words += ms_result_words(r, c->v) + sizeof *k / sizeof(uint64_t);
     return true;
 }
 
-/* Notes a token that leads from bound `before` to `after`. */
-static void allow(ms_mask_cache *c, result *r, uint32_t token, uint32_t before, uint32_t after) {
-    uint64_t *word = &r->mask[token >> 6], bit = UINT64_C(1) << (token & 63);
-    *word |= bit;
-    if (after <= before) return;
-    if (!grow_pairs(c, (void **)&r->rises, &r->rise_cap, r->rise_count, sizeof *r->rises)) return;
-    r->rises[r->rise_count++] = (rise){after - before, token};
-}
-
-static int by_rise(const void *x, const void *y) {
-    const rise *a = x, *b = y;
-    return a->by != b->by ? (a->by < b->by ? 1 : -1) : (a->token > b->token) - (a->token < b->token);
-}
-
-/* ------------------------------------------------------------------ walks */
+/* ------------------------------------------------------------------ walks with frames */
 
 typedef struct walk {
     ms_mask_cache *c;
     ms_matcher *m;
-    result *r;
+    ms_result *r;
     uint32_t before; /* bound of the stack */
+    uint32_t margin; /* what another text than the one looked at may cost more, where the next one has begun */
     bool local;      /* places where the floor is reached are noted */
 } walk;
+
+static uint32_t least_bound(const walk *w, uint32_t depth) {
+    uint32_t best = MS_BOUND_NONE;
+    for (uint32_t i = 0; i < w->c->count[depth]; i++) {
+        uint32_t total = w->m->frames[w->c->sets.data[w->c->from[depth] + i]].total;
+        if (total < best) best = total;
+    }
+    return best;
+}
 
 /* The stacks at `depth`, moved by one byte to depth + 1; their lowest bound, MS_BOUND_NONE: none. */
 static uint32_t step_set(walk *w, uint32_t depth, uint8_t byte, bool *floor) {
     ms_mask_cache *c = w->c;
     ms_matcher *m = w->m;
-    uint32_t best = MS_BOUND_NONE, kept = c->from[depth] + c->count[depth];
-    c->sets.count = kept;
-    if (!ms_match_log(m, byte)) return best;
+    uint32_t end = c->from[depth] + c->count[depth];
+    c->sets.count = end;
+    c->from[depth + 1] = end;
+    c->count[depth + 1] = 0;
+    if (!ms_match_log(m, byte)) return MS_BOUND_NONE;
     ms_match_epoch(m);
     for (uint32_t i = 0; i < c->count[depth]; i++) ms_match_step(m, c->sets.data[c->from[depth] + i], byte, &c->sets);
-    c->from[depth + 1] = kept;
-    for (uint32_t i = kept; i < c->sets.count; i++) {
+    for (uint32_t i = end; i < c->sets.count; i++) {
         uint32_t f = c->sets.data[i];
-        if (f == MS_FRAME_FLOOR) {
-            *floor = true;
-            continue;
-        }
-        if (m->frames[f].total < best) best = m->frames[f].total;
-        c->sets.data[kept++] = f;
+        if (f == MS_FRAME_FLOOR) *floor = true;
+        else c->sets.data[end++] = f;
     }
-    c->sets.count = kept;
-    c->count[depth + 1] = kept - c->from[depth + 1];
-    return best;
+    c->sets.count = end;
+    c->count[depth + 1] = end - c->from[depth + 1];
+    return least_bound(w, depth + 1);
 }
 
 /* Nodes first..end, whose parent has the stacks at depth `base`.  Frames made on the way are forgotten in between, when
@@ -322,14 +173,12 @@ static void walk_range(walk *w, uint32_t first, uint32_t end, uint32_t log_base)
         if (depth == base && w->m->count > mark.frames + 20000) ms_match_back(w->m, mark);
         bool floor = false;
         uint32_t best = step_set(w, depth, v->byte[n], &floor);
-        if (floor && w->local && grow_pairs(w->c, (void **)&w->r->floors, &w->r->floor_cap, w->r->floor_count, sizeof(uint32_t))) {
-            w->r->floors[w->r->floor_count++] = n;
-        }
+        if (floor && w->local) ms_result_floor(w->r, n);
         if (best >= MS_BOUND_NONE) {
             n = v->end[n];
             continue;
         }
-        if (v->token[n] != NO_TOKEN) allow(w->c, w->r, v->token[n], w->before, best);
+        if (v->token[n] != MS_NO_TOKEN) ms_result_allow(w->r, v->token[n], w->before, best);
         n++;
     }
     w->m->log_len = log_base;
@@ -340,208 +189,369 @@ static void start_set(ms_mask_cache *c, uint32_t depth) {
     c->count[depth] = 0;
 }
 
+static void walk_frames(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, bool local, ms_result *r) {
+    start_set(c, 0);
+    ms_list_push(m, &c->sets, leaf);
+    c->count[0] = 1;
+    walk w = {c, m, r, m->frames[leaf].total, 0, local};
+    walk_range(&w, 0, c->v->nodes, m->log_len);
+}
+
 /* The part of a walk that stays above the frames below `top`. */
-static result *walk_local(ms_mask_cache *c, ms_matcher *m, const ms_frame *top) {
-    result *r = new_result(c);
+static ms_result *walk_local(ms_mask_cache *c, ms_matcher *m, const ms_frame *top, const uint64_t stops[4]) {
+    ms_result *r = new_result(c);
     if (!r) return NULL;
-    ms_match_mark mark = ms_match_marked(m);
-    ms_frame alone = *top;
-    alone.parent = MS_FRAME_FLOOR;
-    uint32_t f = ms_match_frame(m, &alone);
-    if (f != MS_DFA_NONE) {
-        start_set(c, 0);
-        ms_list_push(m, &c->sets, f);
-        c->count[0] = 1;
-        walk w = {c, m, r, m->frames[f].total, true};
-        walk_range(&w, 0, c->v->nodes, m->log_len);
+    if (ms_leaf_walks(m, top)) {
+        ms_leaf_walk(c->leaves, m, top, stops, r);
+    } else {
+        ms_match_mark mark = ms_match_marked(m);
+        ms_frame alone = *top;
+        alone.parent = MS_FRAME_FLOOR;
+        uint32_t f = ms_match_frame(m, &alone);
+        if (f != MS_DFA_NONE) walk_frames(c, m, f, true, r);
+        ms_match_back(m, mark);
     }
-    ms_match_back(m, mark);
+    ms_result_suffixes(r, c->v);
+    ms_result_sort(r);
     return r;
 }
 
-/* Bytes of the way to a node: those of the first token below it. */
-static const uint8_t *path_of(const ms_vocabulary *v, uint32_t node) {
-    size_t len;
-    while (v->token[node] == NO_TOKEN) node++;
-    return ms_tokenizer_token(v->tokenizer, v->token[node], &len);
+/* ------------------------------------------------------------------ below the top frame */
+
+static void log_path(walk *w, uint32_t node, uint32_t depth) {
+    const uint8_t *path = ms_vocabulary_path(w->c->v, node);
+    for (uint32_t k = 0; k < depth; k++) (void)ms_match_log(w->m, path[k]);
 }
 
-/* From the noted places on with the frames below: adds to *r. */
-static void walk_below(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, const result *local, result *r) {
-    const ms_vocabulary *v = c->v;
-    uint32_t parent = m->frames[leaf].parent, phase = m->frames[parent].phase;
-    bool text_matters = phase == MS_PHASE_EXTRA || phase == MS_PHASE_ITEM;
+/* The stacks under `leaf` once it has ended, at a depth. */
+static void resume_below(walk *w, uint32_t leaf, uint32_t depth) {
+    start_set(w->c, depth);
+    ms_match_epoch(w->m);
+    ms_match_resume(w->m, w->m->frames[leaf].parent, &w->c->sets);
+    w->c->count[depth] = w->c->sets.count;
+}
+
+/* Under a text that must be new every place where it may end is another text. */
+static void walk_each_floor(walk *w, uint32_t leaf, const ms_result *local) {
+    const ms_vocabulary *v = w->c->v;
+    ms_matcher *m = w->m;
     ms_match_mark mark = ms_match_marked(m);
-    walk w = {c, m, r, m->frames[leaf].total, false};
-    for (uint32_t i = 0; i < local->floor_count && !m->failed && !c->failed; i++) {
-        uint32_t node = local->floors[i], depth = v->depth[node];
+    for (uint32_t i = 0; i < local->floor_count && !m->failed && !w->c->failed; i++) {
+        uint32_t node = local->floors[i], depth = v->depth[node] - (local->at ? 1u : 0u);
         ms_match_back(m, mark);
-        if (!text_matters && v->end[node] == node + 1) { /* nothing below the node */
-            allow(c, r, v->token[node], w.before, m->frames[parent].total);
-            continue;
-        }
-        const uint8_t *path = path_of(v, node);
-        for (uint32_t k = 0; k < depth; k++) (void)ms_match_log(m, path[k]);
-        start_set(c, depth);
-        ms_match_epoch(m);
-        ms_match_resume(m, parent, &c->sets);
-        c->count[depth] = c->sets.count;
-        uint32_t best = MS_BOUND_NONE;
-        for (uint32_t k = 0; k < c->sets.count; k++)
-            if (m->frames[c->sets.data[k]].total < best) best = m->frames[c->sets.data[k]].total;
+        log_path(w, node, depth);
+        resume_below(w, leaf, depth);
+        uint32_t best = least_bound(w, depth);
         if (best >= MS_BOUND_NONE) continue;
-        if (v->token[node] != NO_TOKEN) allow(c, r, v->token[node], w.before, best);
-        walk_range(&w, node + 1, v->end[node], m->log_len);
+        if (!local->at && v->token[node] != MS_NO_TOKEN) ms_result_allow(w->r, v->token[node], w->before, best);
+        walk_range(w, local->at ? node : node + 1, v->end[node], m->log_len);
     }
     ms_match_back(m, mark);
+}
+
+/* Whether the text that ends at this floor must not come again. */
+static bool is_taken(const ms_mask_cache *c, const ms_result *local, uint32_t floor) {
+    const ms_vocabulary *v = c->v;
+    for (uint32_t i = 0; i < c->ends.count && c->ends.data[i] <= floor; i++) {
+        uint32_t end = c->ends.data[i];
+        if (local->at ? floor < v->end[end] && v->depth[end] + 1u == v->depth[floor] : end == floor) return true;
+    }
+    return false;
+}
+
+static void allow_suffix(walk *w, const ms_result *local, uint32_t suffix, uint32_t best) {
+    for (uint32_t t = local->suffixes[suffix].tokens; t; t = local->suffix_tokens[t - 1].next) {
+        const ms_suffix_token *x = &local->suffix_tokens[t - 1];
+        if (!is_taken(w->c, local, x->floor)) ms_result_allow(w->r, x->token, w->before, best);
+    }
+}
+
+/* Where the next text may have begun: depths of a comma and of the quote behind it. */
+typedef struct next_text {
+    uint32_t comma, quote;
+} next_text;
+
+/* Whether the byte, at this depth, is of the next text: whether that fits may hang on the one before. */
+static bool is_doubtful(next_text *n, uint32_t depth, uint8_t byte) {
+    if (depth <= n->comma) n->comma = UINT32_MAX;
+    if (depth <= n->quote) n->quote = UINT32_MAX;
+    if (n->comma == UINT32_MAX) {
+        if (byte == ',') n->comma = depth;
+        return false;
+    }
+    if (byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r') return n->quote != UINT32_MAX;
+    if (byte != '"' || n->quote != UINT32_MAX) return true;
+    n->quote = depth;
+    return false;
+}
+
+/* From behind the frame's end on with the frames below, whose stacks are at depth 0.  Where the leaf's text matters, only
+ * up to another one like it: what both are is not known here. */
+static void walk_suffixes(walk *w, const ms_result *local, bool text) {
+    ms_matcher *m = w->m;
+    uint32_t depth = 0, *at = w->c->suffix, log = m->log_len;
+    uint32_t best = least_bound(w, 0);
+    next_text next = {UINT32_MAX, UINT32_MAX};
+    w->c->doubtful.count = 0;
+    if (best < MS_BOUND_NONE) allow_suffix(w, local, 0, best);
+    at[1] = best < MS_BOUND_NONE ? local->suffixes[0].child : 0;
+    for (depth = 1; depth && !m->failed && !w->c->failed;) {
+        uint32_t s = at[depth];
+        if (!s) {
+            depth--;
+            continue;
+        }
+        at[depth] = local->suffixes[s].next;
+        if (text && is_doubtful(&next, depth, local->suffixes[s].byte)) {
+            ms_list_push(m, &w->c->doubtful, s);
+            continue;
+        }
+        m->log_len = log + depth - 1;
+        bool floor = false;
+        best = step_set(w, depth - 1, local->suffixes[s].byte, &floor);
+        if (best >= MS_BOUND_NONE) continue;
+        allow_suffix(w, local, s, depth >= next.comma ? ms_bound_add(best, w->margin) : best);
+        if (local->suffixes[s].child) at[++depth] = local->suffixes[s].child;
+    }
+}
+
+/* A token by its own bytes. */
+static void walk_token(walk *w, uint32_t leaf, uint32_t token) {
+    size_t len;
+    const uint8_t *bytes = ms_tokenizer_token(w->c->v->tokenizer, token, &len);
+    ms_match_mark mark = ms_match_marked(w->m);
+    uint32_t best = MS_BOUND_NONE;
+    start_set(w->c, 0);
+    ms_list_push(w->m, &w->c->sets, leaf);
+    w->c->count[0] = 1;
+    for (uint32_t i = 0; i < len; i++) {
+        bool floor = false;
+        best = step_set(w, i, bytes[i], &floor);
+        if (best >= MS_BOUND_NONE) break;
+    }
+    if (best < MS_BOUND_NONE) ms_result_allow(w->r, token, w->before, best);
+    ms_match_back(w->m, mark);
+}
+
+static void walk_doubtful(walk *w, uint32_t leaf, const ms_result *local) {
+    ms_list *l = &w->c->doubtful;
+    while (l->count && !w->m->failed) {
+        uint32_t s = l->data[--l->count];
+        for (uint32_t t = local->suffixes[s].tokens; t; t = local->suffix_tokens[t - 1].next)
+            walk_token(w, leaf, local->suffix_tokens[t - 1].token);
+        for (uint32_t i = local->suffixes[s].child; i; i = local->suffixes[i].next) ms_list_push(w->m, l, i);
+    }
+}
+
+static void walk_below(walk *w, uint32_t leaf, const ms_result *local) {
+    ms_matcher *m = w->m;
+    ms_match_mark mark = ms_match_marked(m);
+    w->c->ends.count = 0;
+    resume_below(w, leaf, 0);
+    walk_suffixes(w, local, false);
+    ms_match_back(m, mark);
+}
+
+/* The same for a text that must be new, where there are more texts than can be taken: which of them it is makes no
+ * difference to what may follow. */
+static void walk_below_text(walk *w, uint32_t leaf, const ms_result *local) {
+    ms_matcher *m = w->m;
+    ms_match_mark mark = ms_match_marked(m);
+    uint32_t i = 0;
+    while (i < local->floor_count && is_taken(w->c, local, local->floors[i])) i++;
+    if (i == local->floor_count) return;
+    log_path(w, local->floors[i], w->c->v->depth[local->floors[i]] - (local->at ? 1u : 0u));
+    resume_below(w, leaf, 0);
+    walk_suffixes(w, local, true);
+    ms_match_back(m, mark);
+    walk_doubtful(w, leaf, local);
 }
 
 /* ------------------------------------------------------------------ one stack */
 
-static bool leaf_is_shared(const ms_matcher *m, const ms_frame *f) {
+static bool text_matters(const ms_matcher *m, const ms_frame *f) {
     const ms_frame *up = &m->frames[f->parent];
-    bool tracked = up->seen && (up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM);
-    return !f->seen && !tracked;
+    return up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM;
 }
 
-/* Keys among texts that must be new: with any text as the language, another one is never far. */
-static bool leaf_is_free(const ms_matcher *m, const ms_frame *f) {
-    const ms_block *b = &m->g->blocks[f->block];
-    return !f->seen && b->kind == MS_BLOCK_STRING && b->dfa == MS_DFA_NONE && b->max == MS_UNLIMITED;
+/* Keys or items that must differ, one of which the leaf is. */
+static const ms_distinct *distinct_of(const ms_matcher *m, const ms_frame *f) {
+    const ms_frame *up = &m->frames[f->parent];
+    const ms_block *b = &m->g->blocks[up->block];
+    if (b->kind == MS_BLOCK_OBJECT) return &b->object->extras[up->c];
+    for (uint32_t i = 0; i < b->array->class_count; i++)
+        if (b->array->classes[i].leaf == f->block) return &b->array->classes[i];
+    return NULL;
 }
 
-static result *local_result(ms_mask_cache *c, ms_matcher *m, const ms_frame *f) {
-    uint64_t key[5] = {1 + f->phase, (uint64_t)f->block << 32 | f->a, (uint64_t)f->b << 32 | f->c,
-                       (uint64_t)f->d << 32 | f->start, 0};
-    result *r = find(c, key);
-    if (r) return r;
-    r = walk_local(c, m, f);
-    if (r && !c->failed && !m->failed) keep(c, r, key);
-    return r;
+/* Whether there are more texts than any token can take; *margin: what a new one costs at most. */
+static bool texts_abound(const ms_matcher *m, const ms_frame *f, uint32_t *margin) {
+    enum { SPARE = 64 };
+    const ms_distinct *d = distinct_of(m, f);
+    if (!d || !ms_leaf_walks(m, f) || d->words < m->seen[m->frames[f->parent].seen].count + SPARE) return false;
+    *margin = d->longest + TEXT_MARGIN;
+    return true;
 }
 
-/* The whole result of a stack; *owned: the caller frees it. */
-static result *stack_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, bool loose, bool *owned) {
-    ms_frame f = m->frames[leaf];
-    uint64_t key[5] = {0, f.stack, 0, 0, 0};
-    *owned = false;
-    result *r = f.stack ? find(c, key) : NULL;
-    if (r) return r;
-    r = new_result(c);
-    if (!r) return NULL;
-    if (leaf_is_shared(m, &f) || (loose && leaf_is_free(m, &f))) {
-        const result *local = local_result(c, m, &f);
-        if (local) {
-            memcpy(r->mask, local->mask, c->words * sizeof *r->mask);
-            for (uint32_t i = 0; i < local->rise_count; i++) allow(c, r, local->rises[i].token, 0, local->rises[i].by);
-            walk_below(c, m, leaf, local, r);
-        }
-    } else {
-        ms_match_mark mark = ms_match_marked(m);
-        start_set(c, 0);
-        ms_list_push(m, &c->sets, leaf);
-        c->count[0] = 1;
-        walk w = {c, m, r, f.total, false};
-        walk_range(&w, 0, c->v->nodes, m->log_len);
-        ms_match_back(m, mark);
-    }
-    if (r->rise_count) qsort(r->rises, r->rise_count, sizeof *r->rises, by_rise);
-    if (f.stack && !c->failed && !m->failed) keep(c, r, key);
-    else *owned = true;
-    return r;
-}
-
-static void add_mask(const ms_mask_cache *c, const result *r, uint64_t slack, uint64_t *mask) {
-    const uint64_t *from = r->mask;
-    if (r->rise_count && r->rises[0].by > slack) {
-        memcpy(c->scratch, r->mask, c->words * sizeof *mask);
-        for (uint32_t i = 0; i < r->rise_count && r->rises[i].by > slack; i++) {
-            c->scratch[r->rises[i].token >> 6] &= ~(UINT64_C(1) << (r->rises[i].token & 63));
-        }
-        from = c->scratch;
-    }
-    for (size_t i = 0; i < c->words; i++) mask[i] |= from[i];
-}
-
-/* ------------------------------------------------------------------ the shortest way */
-
-/* A shortest completion as symbols, found by following the bound down. */
-static uint32_t *shortest_way(ms_mask_cache *c, ms_matcher *m, uint32_t *length) {
-    uint32_t bound = ms_matcher_bound(m), n = 0, *way = malloc(((size_t)bound + 1) * sizeof *way);
-    if (!way) c->failed = true;
-    ms_list now = {0}, next = {0};
+/* Bytes that may follow an automaton or a bare string. */
+static void bytes_behind(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_t stops[4]) {
+    const ms_block *b = &m->g->blocks[m->frames[leaf].block];
+    memset(stops, 0, 4 * sizeof *stops);
+    if (b->kind != MS_BLOCK_DFA && (b->kind != MS_BLOCK_STRING || b->form != MS_STRING_RAW)) return;
+    uint64_t symbols[MS_SYMBOLS / 64] = {0};
     ms_match_mark mark = ms_match_marked(m);
-    for (uint32_t i = 0; way && i < m->stacks.count; i++) ms_list_push(m, &now, m->stacks.data[i]);
-    while (way && bound && bound < MS_BOUND_NONE && !m->failed) {
-        uint32_t found = MS_SYMBOLS, log = m->log_len;
-        for (uint32_t s = 0; s < MS_SYMBOLS && found == MS_SYMBOLS; s++) {
-            if (s >= MS_SYMBOL_CONTROL && !c->g->control_used[s - MS_SYMBOL_CONTROL]) continue;
-            m->log_len = log;
-            if (s < MS_SYMBOL_CONTROL) (void)ms_match_log(m, (uint8_t)s);
-            next.count = 0;
-            ms_match_epoch(m);
-            for (uint32_t i = 0; i < now.count; i++) ms_match_step(m, now.data[i], s, &next);
-            uint32_t after = MS_BOUND_NONE;
-            for (uint32_t i = 0; i < next.count; i++)
-                if (m->frames[next.data[i]].total < after) after = m->frames[next.data[i]].total;
-            if (after >= bound) continue;
-            found = s;
-            bound = after;
-        }
-        if (found == MS_SYMBOLS) break;
-        way[n++] = found;
-        ms_list swap = now;
-        now = next;
-        next = swap;
+    ms_frame up = m->frames[m->frames[leaf].parent];
+    start_set(c, 0);
+    ms_match_epoch(m);
+    if (up.phase == MS_PHASE_ITEM) { /* whatever its text is */
+        up.phase = MS_PHASE_AFTER;
+        up.start = 0;
+        ms_match_resume(m, ms_match_frame(m, &up), &c->sets);
+    } else {
+        ms_match_resume(m, m->frames[leaf].parent, &c->sets);
     }
+    for (uint32_t i = 0; i < c->sets.count; i++) ms_match_candidates(m, c->sets.data[i], symbols);
+    memcpy(stops, symbols, 4 * sizeof *stops);
     ms_match_back(m, mark);
-    free(now.data);
-    free(next.data);
-    *length = n;
-    return way;
 }
 
-/* Fewest tokens for way[0..n) and the first of them. */
-static uint32_t tokens_of_way(ms_mask_cache *c, const uint32_t *way, uint32_t n, uint32_t *first) {
+static ms_result *local_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
+    uint64_t stops[4];
+    bytes_behind(c, m, leaf, stops);
+    ms_frame f = ms_leaf_canonical(c->leaves, m, &m->frames[leaf]);
+    uint64_t key[KEY] = {1 + f.phase, (uint64_t)f.block << 32 | f.a, (uint64_t)f.b << 32 | f.c,
+                         (uint64_t)f.d << 32 | f.start, m->seen[f.seen].hash, stops[0], stops[1], stops[2], stops[3]};
+    ms_result *r = find(c, key);
+    if (r) return r;
+    r = walk_local(c, m, &f, stops);
+    if (r && !r->failed && !m->failed && keep(c, r, key)) return r;
+    c->failed = true;
+    ms_result_free(r);
+    return NULL;
+}
+
+/* ------------------------------------------------------------------ texts that must not come again */
+
+static int by_number(const void *x, const void *y) {
+    uint32_t a = *(const uint32_t *)x, b = *(const uint32_t *)y;
+    return (a > b) - (a < b);
+}
+
+static void sort_nodes(ms_list *l) {
+    uint32_t n = 0;
+    if (l->count) qsort(l->data, l->count, sizeof *l->data, by_number);
+    for (uint32_t i = 0; i < l->count; i++)
+        if (!n || l->data[n - 1] != l->data[i]) l->data[n++] = l->data[i];
+    l->count = n;
+}
+
+/* Nodes along the rests of taken texts that begin with what the leaf has read. */
+static void find_paths(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
     const ms_vocabulary *v = c->v;
-    uint32_t *need = malloc(((size_t)n + 1) * sizeof *need), total = 0;
-    if (!need) {
-        c->failed = true;
-        return 0;
-    }
-    need[n] = 0;
-    for (uint32_t i = n; i-- > 0;) {
-        need[i] = UINT32_MAX;
-        if (way[i] >= MS_SYMBOL_CONTROL) {
-            need[i] = need[i + 1] + 1;
-            *first = v->first_control + way[i] - MS_SYMBOL_CONTROL;
-            continue;
-        }
-        uint32_t at = i;
-        for (uint32_t node = 0, end = v->nodes; at < n && node < end;) {
-            if (v->byte[node] != way[at]) {
+    const ms_frame *up = &m->frames[m->frames[leaf].parent];
+    uint32_t read = m->log_len - up->start;
+    c->paths.count = c->ends.count = 0;
+    for (uint32_t s = up->seen; s; s = m->seen[s].older) {
+        const ms_seen *x = &m->seen[s];
+        const uint8_t *rest = m->log + x->start + read;
+        if (x->len <= read || memcmp(m->log + x->start, m->log + up->start, read) != 0) continue;
+        uint32_t left = x->len - read, node = v->root[*rest], end = node == UINT32_MAX ? 0 : node + 1;
+        while (left && node < end) {
+            if (v->byte[node] != *rest) {
                 node = v->end[node];
                 continue;
             }
-            at++;
-            if (v->token[node] != NO_TOKEN && need[at] + 1 < need[i]) {
-                need[i] = need[at] + 1;
-                *first = v->token[node];
-            }
+            ms_list_push(m, &c->paths, node);
+            if (!--left) ms_list_push(m, &c->ends, node);
+            rest++;
             end = v->end[node++];
         }
     }
-    total = need[0];
-    free(need);
-    return total;
+    sort_nodes(&c->paths);
+    sort_nodes(&c->ends);
 }
 
-static uint32_t shortest_tokens(ms_mask_cache *c, ms_matcher *m, uint32_t *first) {
-    uint32_t n, *way = shortest_way(c, m, &n);
-    *first = NO_TOKEN;
-    uint32_t tokens = way && n ? tokens_of_way(c, way, n, first) : 0;
-    free(way);
-    return tokens;
+/* Tokens along the taken texts, one by one: whether they still lead to a new one. */
+static void correct_paths(walk *w, uint32_t leaf) {
+    const ms_vocabulary *v = w->c->v;
+    ms_matcher *m = w->m;
+    ms_match_mark mark = ms_match_marked(m);
+    start_set(w->c, 0);
+    ms_list_push(m, &w->c->sets, leaf);
+    w->c->count[0] = 1;
+    for (uint32_t i = 0; i < w->c->paths.count && !m->failed; i++) {
+        uint32_t n = w->c->paths.data[i], depth = v->depth[n];
+        bool floor = false;
+        m->log_len = mark.log + depth - 1;
+        uint32_t best = step_set(w, depth - 1, v->byte[n], &floor);
+        if (v->token[n] == MS_NO_TOKEN) continue;
+        if (best >= MS_BOUND_NONE) ms_result_forbid(w->r, v->token[n]);
+        else ms_result_allow(w->r, v->token[n], w->before, best);
+    }
+    ms_match_back(m, mark);
+}
+
+/* ------------------------------------------------------------------ the whole of a stack */
+
+/* The part of a stack below its top frame. */
+static ms_result *below_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, const ms_result *local, bool *owned) {
+    uint64_t key[KEY] = {0, m->frames[leaf].stack};
+    *owned = false;
+    ms_result *r = key[1] ? find(c, key) : NULL;
+    if (r) return r;
+    r = new_result(c);
+    if (!r) return NULL;
+    *owned = true;
+    walk w = {c, m, r, m->frames[leaf].total, 0, false};
+    if (local->floor_count) walk_below(&w, leaf, local);
+    ms_result_sort(r);
+    if (r->failed) c->failed = true;
+    if (key[1] && !c->failed && !m->failed) *owned = !keep(c, r, key);
+    return r;
+}
+
+/* A leaf whose text must be new. */
+static void add_text(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_t slack, uint64_t *mask) {
+    const ms_frame f = m->frames[leaf];
+    uint32_t margin = 0;
+    bool abound = texts_abound(m, &f, &margin), fresh = !m->frames[f.parent].seen;
+    const ms_result *local = abound || fresh ? local_result(c, m, leaf) : NULL;
+    ms_result *r = new_result(c);
+    walk w = {c, m, r, f.total, margin, false};
+    ms_match_mark mark = ms_match_marked(m);
+    if (!r || c->failed) {
+        ms_result_free(r);
+        return;
+    }
+    if (local) ms_result_allow_like(r, local);
+    if (abound) {
+        find_paths(c, m, leaf);
+        correct_paths(&w, leaf);
+        walk_below_text(&w, leaf, local);
+    } else if (local) {
+        walk_each_floor(&w, leaf, local);
+    } else {
+        walk_frames(c, m, leaf, false, r);
+    }
+    ms_match_back(m, mark);
+    ms_result_sort(r);
+    if (r->failed) c->failed = true;
+    if (!abound || slack > TEXT_MARGIN) ms_result_add(r, abound ? slack - TEXT_MARGIN : slack, c->scratch, mask);
+    ms_result_free(r);
+}
+
+static void add_stack(ms_mask_cache *c, ms_matcher *m, uint32_t leaf, uint64_t slack, uint64_t *mask) {
+    bool owned;
+    if (text_matters(m, &m->frames[leaf])) {
+        add_text(c, m, leaf, slack, mask);
+        return;
+    }
+    const ms_result *local = local_result(c, m, leaf);
+    if (!local) return;
+    ms_result_add(local, slack, c->scratch, mask);
+    ms_result *r = below_result(c, m, leaf, local, &owned);
+    if (r) ms_result_add(r, slack, c->scratch, mask);
+    if (owned) ms_result_free(r);
 }
 
 /* ------------------------------------------------------------------ interface */
@@ -551,9 +561,19 @@ static ms_status check(const ms_mask_cache *c, const ms_matcher *m, ms_error *er
     return MS_OK;
 }
 
+ms_status ms_grammar_tokens_needed(const ms_grammar *g, const ms_vocabulary *v, uint32_t *tokens, ms_error *err) {
+    ms_matcher *m;
+    uint32_t first;
+    *tokens = 0;
+    MS_TRY(ms_matcher_create(&m, g, err));
+    bool good = ms_way_find(m, v, tokens, &first);
+    ms_matcher_destroy(m);
+    return good ? MS_OK : ms_fail_memory(err, "the shortest reply", *tokens);
+}
+
 ms_status ms_mask_tokens_needed(ms_mask_cache *c, ms_matcher *m, uint32_t *tokens, ms_error *err) {
     uint32_t first;
-    *tokens = shortest_tokens(c, m, &first);
+    if (!ms_way_find(m, c->v, tokens, &first)) c->failed = true;
     return check(c, m, err);
 }
 
@@ -570,20 +590,16 @@ ms_status ms_mask_next(ms_mask_cache *c, ms_matcher *m, uint32_t remaining, uint
             if (id < v->logits) mask[id >> 6] |= UINT64_C(1) << (id & 63);
             continue;
         }
-        bool owned;
-        uint64_t slack = remaining == MS_UNLIMITED ? UINT64_MAX : (uint64_t)remaining - 1 - bound;
-        result *r = stack_result(c, m, leaf, slack > 4096, &owned);
-        if (r) add_mask(c, r, slack, mask);
-        if (owned) free_result(r);
+        add_stack(c, m, leaf, remaining == MS_UNLIMITED ? UINT64_MAX : (uint64_t)remaining - 1 - bound, mask);
         MS_TRY(check(c, m, err));
     }
     bool any = false;
     for (size_t i = 0; i < c->words && !any; i++) any = mask[i] != 0;
     if (!any) {
-        uint32_t first;
-        (void)shortest_tokens(c, m, &first);
+        uint32_t first, tokens;
+        if (!ms_way_find(m, v, &tokens, &first)) c->failed = true;
         MS_TRY(check(c, m, err));
-        if (first == NO_TOKEN) return ms_fail(err, MS_ERR_USAGE, "grammar: expected a state in which a token fits");
+        if (first == MS_NO_TOKEN) return ms_fail(err, MS_ERR_USAGE, "grammar: expected a state in which a token fits");
         mask[first >> 6] |= UINT64_C(1) << (first & 63);
     }
     return MS_OK;

@@ -35,6 +35,9 @@ void ms_mask_cache_destroy(ms_mask_cache *c);
 /* Fills mask with the tokens that may come next when `remaining` tokens, that one included, are left; MS_UNLIMITED: no
  * limit.  When nothing can be completed in them, only the way to the shortest completion is open. */
 ms_status ms_mask_next(ms_mask_cache *c, ms_matcher *m, uint32_t remaining, uint64_t *mask, ms_error *err);
+/* Tokens that the shortest reply of a grammar takes: no limit below is kept by any reply, and one of as many always is.
+ * Needs no cache, so any thread may ask. */
+ms_status ms_grammar_tokens_needed(const ms_grammar *g, const ms_vocabulary *v, uint32_t *tokens, ms_error *err);
 /* Tokens that suffice to complete what was read: a limit of as many is never missed. */
 ms_status ms_mask_tokens_needed(ms_mask_cache *c, ms_matcher *m, uint32_t *tokens, ms_error *err);
 

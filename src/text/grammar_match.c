@@ -60,13 +60,15 @@ static bool rehash(ms_matcher *m) {
     return true;
 }
 
-/* The hash of a whole stack.  Texts seen and places in the log mean something to this matcher alone. */
+/* The hash of a whole stack.  Places in the log mean something to this matcher alone; texts seen count by what they are. */
 static uint64_t stack_hash(const ms_matcher *m, const ms_frame *f) {
     const ms_frame *up = &m->frames[f->parent];
-    bool own = f->seen || f->phase == MS_PHASE_EXTRA || f->phase == MS_PHASE_ITEM;
-    if (own || (f->parent > MS_FRAME_FLOOR && !up->stack)) return 0;
-    uint64_t h = ms_fnv1a64(MS_FNV1A64_INIT ^ up->stack * UINT64_C(0x9E3779B97F4A7C15), &f->block,
-                            MS_FRAME_KEY_BYTES - sizeof f->parent);
+    if (f->phase == MS_PHASE_EXTRA || f->phase == MS_PHASE_ITEM || (f->parent > MS_FRAME_FLOOR && !up->stack)) return 0;
+    ms_frame own = *f;
+    uint64_t seen = m->seen[f->seen].hash;
+    own.seen = f->seen != 0;
+    uint64_t h = ms_fnv1a64(MS_FNV1A64_INIT ^ (up->stack + seen * 3) * UINT64_C(0x9E3779B97F4A7C15), &own.block,
+                            MS_FRAME_KEY_BYTES - sizeof own.parent);
     return h ? h : 1;
 }
 
@@ -177,7 +179,8 @@ static uint32_t new_text(ms_matcher *m, const ms_frame *f) {
         if (m->seen[s].len == len && memcmp(m->log + m->seen[s].start, m->log + f->start, len) == 0) return MS_DFA_NONE;
     }
     if (!grow(m, (void **)&m->seen, &m->seen_cap, m->seen_count + 1, sizeof *m->seen)) return MS_DFA_NONE;
-    m->seen[m->seen_count] = (ms_seen){f->seen, f->start, len, m->seen[f->seen].count + 1};
+    uint64_t hash = ms_fnv1a64(MS_FNV1A64_INIT ^ m->seen[f->seen].hash, m->log + f->start, len);
+    m->seen[m->seen_count] = (ms_seen){f->seen, f->start, len, m->seen[f->seen].count + 1, ms_fnv1a64(hash, &len, sizeof len)};
     return m->seen_count++;
 }
 
@@ -419,7 +422,59 @@ void ms_match_step(ms_matcher *m, uint32_t from, uint32_t symbol, ms_list *out) 
     run_work(m, out);
 }
 
+/* The bytes that a frame of this phase reads; NULL: it depends. */
+static const char *opening(const ms_block *b, const ms_frame *f) {
+    bool object = b->kind == MS_BLOCK_OBJECT;
+    if (b->kind == MS_BLOCK_NUMBER) return "0123456789";
+    if (b->kind == MS_BLOCK_STRING) return f->phase == MS_PHASE_START && b->form != MS_STRING_RAW ? "\"" : NULL;
+    if (!object && b->kind != MS_BLOCK_ARRAY) return NULL;
+    switch (f->phase) {
+    case MS_PHASE_START: return object ? "{" : "[";
+    case MS_PHASE_FIRST: return object ? "}\"" : "]";
+    case MS_PHASE_NEXT: return object ? "\"" : "";
+    case MS_PHASE_COLON: return ":";
+    case MS_PHASE_AFTER: return ",";
+    case MS_PHASE_END: return object ? "}" : "]";
+    default: return "";
+    }
+}
+
+void ms_match_candidates(const ms_matcher *m, uint32_t from, uint64_t symbols[MS_SYMBOLS / 64]) {
+    if (from <= MS_FRAME_FLOOR) return;
+    const ms_frame *f = &m->frames[from];
+    const ms_block *b = &m->g->blocks[f->block];
+    if (b->kind == MS_BLOCK_CONTROL) {
+        symbols[b->symbol / 64] |= UINT64_C(1) << b->symbol % 64;
+    } else if (b->kind == MS_BLOCK_DFA) {
+        const ms_dfa *d = &m->g->dfas[b->dfa];
+        for (uint32_t e = d->first[f->a]; e < d->first[f->a + 1]; e++)
+            for (uint32_t s = d->edges[e].lo; s <= d->edges[e].hi; s++) symbols[s / 64] |= UINT64_C(1) << s % 64;
+    } else if (f->phase != MS_PHASE_KEY && opening(b, f)) {
+        for (const char *s = opening(b, f); *s; s++) symbols[(uint8_t)*s / 64] |= UINT64_C(1) << (uint8_t)*s % 64;
+    } else if (f->phase == MS_PHASE_KEY) {
+        for (uint32_t i = f->c; i < f->d; i++) {
+            uint8_t s = (uint8_t)b->object->members[b->object->sorted[i]].literal[f->start];
+            symbols[s / 64] |= UINT64_C(1) << s % 64;
+        }
+    } else {
+        memset(symbols, 0xff, MS_SYMBOL_CONTROL / 8);
+    }
+}
+
 /* ------------------------------------------------------------------ interface */
+
+void ms_way_clear(ms_way *w) {
+    free(w->symbols);
+    free(w->need);
+    free(w->first);
+    *w = (ms_way){0};
+}
+
+static void go_along(ms_way *w, uint32_t symbol) {
+    if (!w->vocabulary) return;
+    if (w->at < w->length && w->symbols[w->at] == symbol) w->at++;
+    else ms_way_clear(w);
+}
 
 ms_status ms_matcher_create(ms_matcher **out, const ms_grammar *g, ms_error *err) {
     *out = NULL;
@@ -488,6 +543,7 @@ void ms_matcher_destroy(ms_matcher *m) {
     free(m->stacks.data);
     free(m->work.data);
     free(m->next.data);
+    ms_way_clear(&m->way);
     free(m);
 }
 
@@ -528,6 +584,7 @@ bool ms_matcher_symbol(ms_matcher *m, uint32_t symbol) {
     ms_list swap = m->stacks;
     m->stacks = m->next;
     m->next = swap;
+    go_along(&m->way, symbol);
     return true;
 }
 

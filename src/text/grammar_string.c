@@ -4,6 +4,7 @@
  * complete: kind << 27 | bytes or digits still to come << 24 | bits so far.  Every such part stands for a few ranges of
  * code points, and it is kept only when one of them can go on.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/utf8.h"
@@ -15,6 +16,8 @@ typedef enum part_kind {
 } part_kind;
 
 enum { ALL = 0x10FFFF, MAX_HUNT = 64 };
+
+const uint32_t ms_string_escape = (uint32_t)PART_ESCAPE << 27;
 
 static uint32_t make_part(part_kind kind, uint32_t rest, uint32_t bits) {
     return (uint32_t)kind << 27 | rest << 24 | bits;
@@ -83,32 +86,40 @@ static unsigned pieces_of(uint32_t part, piece out[7]) {
 
 /* ------------------------------------------------------------------ texts that must not come again */
 
+/* A taken text behind the prefix. */
+typedef struct taken {
+    const uint8_t *text;
+    uint32_t len;
+} taken;
+
+/* The taken texts that begin with what was tried so far are always at live[0..n), in any order. */
 typedef struct hunt {
     const ms_matcher *m;
     const ms_block *leaf;
     const ms_dfa *dfa; /* NULL: any text */
-    uint32_t seen;
-    const uint8_t *prefix;
-    uint32_t prefix_len;
+    taken *live, few[32];
+    uint32_t count;
     uint8_t more[MAX_HUNT * 6 + 8]; /* what the hunt itself adds */
     uint32_t end;                   /* bytes of the closing quote */
+    bool failed;                    /* no memory */
 } hunt;
 
-/* Whether a seen text begins with (or, whole: is) prefix + more[0..len). */
-static bool seen_with(const hunt *h, uint32_t len, bool whole) {
-    for (uint32_t s = h->seen; s; s = h->m->seen[s].older) {
-        const ms_seen *x = &h->m->seen[s];
-        uint32_t total = h->prefix_len + len;
-        if (whole ? x->len != total : x->len < total) continue;
-        const uint8_t *text = h->m->log + x->start;
-        if (memcmp(text, h->prefix, h->prefix_len) == 0 && memcmp(text + h->prefix_len, h->more, len) == 0) return true;
+/* Moves those of live[0..n) that go on with more[from..to) to the front; result: how many. */
+static uint32_t still_live(hunt *h, uint32_t n, uint32_t from, uint32_t to) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        taken t = h->live[i];
+        if (t.len < to || memcmp(t.text + from, h->more + from, to - from) != 0) continue;
+        h->live[i] = h->live[kept];
+        h->live[kept++] = t;
     }
-    return false;
+    return kept;
 }
 
-static bool stop_is_new(hunt *h, uint32_t len) {
-    if (h->end) h->more[len] = '"';
-    return !seen_with(h, len + h->end, true);
+static bool stop_is_new(hunt *h, uint32_t n, uint32_t len) {
+    for (uint32_t i = 0; i < n; i++)
+        if (h->live[i].len == len + h->end && (!h->end || h->live[i].text[len] == '"')) return false;
+    return true;
 }
 
 /* Appends a symbol's spelling at more[len]. */
@@ -141,16 +152,16 @@ static uint32_t to_accept(const hunt *h, uint32_t state) {
     return !h->dfa ? 0 : h->leaf->kind == MS_BLOCK_DFA ? h->dfa->dist[state] : h->leaf->weights[state];
 }
 
-static uint32_t hunt_from(hunt *h, uint32_t state, uint32_t len, unsigned depth);
+static uint32_t hunt_from(hunt *h, uint32_t n, uint32_t state, uint32_t len, unsigned depth);
 
 /* Bytes to a new text whose next symbol is in lo..hi and leads to `to`; rest: bytes of that symbol, 0: all of them. */
-static uint32_t hunt_edge(hunt *h, piece range, uint32_t to, uint32_t len, unsigned depth) {
-    uint32_t best = MS_BOUND_NONE, tries = h->m->seen[h->seen].count + 4;
+static uint32_t hunt_edge(hunt *h, uint32_t n, piece range, uint32_t to, uint32_t len, unsigned depth) {
+    uint32_t best = MS_BOUND_NONE, tries = n + 4;
     bool strings = h->leaf->kind == MS_BLOCK_STRING;
     uint32_t first = strings && range.lo < '#' && range.hi >= '#' ? '#' : range.lo;
     for (uint32_t s = first; s <= range.hi && s - first < tries; s++) {
         if (strings && s == '\\' && range.hi > s) continue;
-        if (seen_with(h, spell(h, len, s), false)) continue;
+        if (still_live(h, n, len, spell(h, len, s))) continue;
         uint32_t cost = range.rest ? range.rest : symbol_cost(h, s);
         best = ms_bound_add(cost, ms_bound_add(to_accept(h, to), h->end));
         break;
@@ -159,45 +170,62 @@ static uint32_t hunt_edge(hunt *h, piece range, uint32_t to, uint32_t len, unsig
     for (uint32_t s = range.lo; s <= range.hi && s - range.lo < tries; s++) {
         uint32_t cost = range.rest ? range.rest : symbol_cost(h, s);
         if (cost + to_accept(h, to) + h->end >= best) continue;
-        uint32_t longer = spell(h, len, s);
-        if (!seen_with(h, longer, false)) {
+        uint32_t longer = spell(h, len, s), live = still_live(h, n, len, longer);
+        if (!live) {
             best = ms_bound_add(cost, ms_bound_add(to_accept(h, to), h->end));
             continue;
         }
-        cost = ms_bound_add(cost, hunt_from(h, to, longer, depth + 1));
+        cost = ms_bound_add(cost, hunt_from(h, live, to, longer, depth + 1));
         if (cost < best) best = cost;
     }
     return best;
 }
 
-static uint32_t hunt_range(hunt *h, uint32_t state, piece range, uint32_t len, unsigned depth) {
+static uint32_t hunt_range(hunt *h, uint32_t n, uint32_t state, piece range, uint32_t len, unsigned depth) {
     if (!h->dfa) {
-        uint32_t best = range.lo < 0xD800
-                            ? hunt_edge(h, (piece){range.lo, range.hi < 0xD800 ? range.hi : 0xD7FF, range.rest}, 0, len, depth)
-                            : MS_BOUND_NONE;
+        uint32_t best = MS_BOUND_NONE;
+        piece low = {range.lo, range.hi < 0xD800 ? range.hi : 0xD7FF, range.rest};
+        if (range.lo < 0xD800) best = hunt_edge(h, n, low, 0, len, depth);
         if (best < MS_BOUND_NONE || range.hi < 0xE000) return best;
-        return hunt_edge(h, (piece){range.lo > 0xDFFF ? range.lo : 0xE000, range.hi, range.rest}, 0, len, depth);
+        return hunt_edge(h, n, (piece){range.lo > 0xDFFF ? range.lo : 0xE000, range.hi, range.rest}, 0, len, depth);
     }
     uint32_t best = MS_BOUND_NONE;
     for (uint32_t e = h->dfa->first[state]; e < h->dfa->first[state + 1]; e++) {
         const ms_dfa_edge *x = &h->dfa->edges[e];
         piece p = {x->lo > range.lo ? x->lo : range.lo, x->hi < range.hi ? x->hi : range.hi, range.rest};
         if (p.lo > p.hi) continue;
-        uint32_t cost = hunt_edge(h, p, x->to, len, depth);
+        if (to_accept(h, x->to) + h->end >= best) continue; /* no symbol is free */
+        uint32_t cost = hunt_edge(h, n, p, x->to, len, depth);
         if (cost < best) best = cost;
     }
     return best;
 }
 
-static uint32_t hunt_from(hunt *h, uint32_t state, uint32_t len, unsigned depth) {
-    if ((!h->dfa || h->dfa->accept[state]) && stop_is_new(h, len)) return h->end;
-    return hunt_range(h, state, (piece){0, ALL, 0}, len, depth);
+static uint32_t hunt_from(hunt *h, uint32_t n, uint32_t state, uint32_t len, unsigned depth) {
+    if ((!h->dfa || h->dfa->accept[state]) && stop_is_new(h, n, len)) return h->end;
+    return hunt_range(h, n, state, (piece){0, ALL, 0}, len, depth);
 }
 
-static void hunt_init(hunt *h, const ms_matcher *m, const ms_block *leaf, uint32_t seen, uint32_t start, uint32_t end) {
-    *h = (hunt){.m = m, .leaf = leaf, .seen = seen, .prefix = m->log + start, .prefix_len = end - start};
+/* The taken texts that begin with the log from start to end. */
+static void hunt_begin(hunt *h, const ms_matcher *m, const ms_block *leaf, uint32_t seen, uint32_t start, uint32_t end) {
+    uint32_t prefix = end - start, most = m->seen[seen].count;
+    h->m = m;
+    h->leaf = leaf;
     h->dfa = leaf->dfa == MS_DFA_NONE ? NULL : &m->g->dfas[leaf->dfa];
     h->end = leaf->kind == MS_BLOCK_STRING;
+    h->count = 0;
+    h->live = most <= sizeof h->few / sizeof h->few[0] ? h->few : malloc(most * sizeof *h->live);
+    h->failed = !h->live;
+    for (uint32_t s = h->failed ? 0 : seen; s; s = m->seen[s].older) {
+        const ms_seen *x = &m->seen[s];
+        const uint8_t *text = m->log + x->start;
+        if (x->len < prefix || (prefix && memcmp(text, m->log + start, prefix) != 0)) continue;
+        h->live[h->count++] = (taken){text + prefix, x->len - prefix};
+    }
+}
+
+static void hunt_end(hunt *h) {
+    if (h->live != h->few) free(h->live);
 }
 
 uint32_t ms_unseen_cost(const ms_matcher *m, const ms_block *leaf, uint32_t state, uint32_t seen, uint32_t start,
@@ -211,11 +239,14 @@ uint32_t ms_unseen_cost(const ms_matcher *m, const ms_block *leaf, uint32_t stat
                                                           : leaf->weights[state];
         return ms_bound_add(dist, quote + (leaf->kind == MS_BLOCK_STRING));
     }
-    hunt_init(&h, m, leaf, seen, start, begun ? m->log_len : start);
+    if (leaf->dfa != MS_DFA_NONE && !m->g->dfas[leaf->dfa].states) return MS_BOUND_NONE;
+    hunt_begin(&h, m, leaf, seen, start, begun ? m->log_len : start);
     uint32_t len = 0;
     if (quote) h.more[len++] = '"';
-    if (h.dfa && !h.dfa->states) return MS_BOUND_NONE;
-    return ms_bound_add(hunt_from(&h, state, len, 0), quote);
+    uint32_t n = still_live(&h, h.count, 0, len);
+    uint32_t cost = h.failed ? MS_BOUND_NONE : ms_bound_add(hunt_from(&h, n, state, len, 0), quote);
+    hunt_end(&h);
+    return cost;
 }
 
 /* ------------------------------------------------------------------ costs */
@@ -276,11 +307,12 @@ uint32_t ms_string_cost(const ms_matcher *m, const ms_frame *f) {
         const ms_frame *up = &m->frames[f->parent];
         if (!f->c) return ms_unseen_cost(m, b, f->a, seen, up->start, f->phase != MS_PHASE_START);
         hunt h;
-        hunt_init(&h, m, b, seen, up->start, m->log_len - part_bytes(f->c));
-        for (unsigned i = 0; i < n; i++) {
-            uint32_t cost = hunt_range(&h, f->a, pieces[i], 0, 0);
+        hunt_begin(&h, m, b, seen, up->start, m->log_len - part_bytes(f->c));
+        for (unsigned i = 0; i < n && !h.failed; i++) {
+            uint32_t cost = hunt_range(&h, h.count, f->a, pieces[i], 0, 0);
             if (cost < best) best = cost;
         }
+        hunt_end(&h);
         return best;
     }
     if (b->dfa == MS_DFA_NONE && b->form == MS_STRING_CANONICAL && f->c && !n) return MS_BOUND_NONE;
@@ -306,8 +338,7 @@ bool ms_string_may_end(const ms_matcher *m, const ms_frame *f) {
 
 /* ------------------------------------------------------------------ steps */
 
-/* A whole code point was read. */
-static bool take_symbol(const ms_matcher *m, ms_frame *f, uint32_t cp) {
+bool ms_string_take(const ms_matcher *m, ms_frame *f, uint32_t cp) {
     const ms_block *b = &m->g->blocks[f->block];
     f->c = 0;
     if (b->dfa != MS_DFA_NONE) {
@@ -323,23 +354,29 @@ static bool take_symbol(const ms_matcher *m, ms_frame *f, uint32_t cp) {
     return true;
 }
 
-static bool set_part(ms_frame *f, part_kind kind, uint32_t rest, uint32_t bits) {
+static ms_decoded set_part(uint32_t *part, part_kind kind, uint32_t rest, uint32_t bits) {
     piece pieces[7];
-    f->c = make_part(kind, rest, bits);
-    return kind > PART_UTF8_4 || pieces_of(f->c, pieces) > 0;
+    *part = make_part(kind, rest, bits);
+    return kind > PART_UTF8_4 || pieces_of(*part, pieces) > 0 ? MS_DECODED_PART : MS_DECODED_BAD;
 }
 
-static bool utf8_byte(const ms_matcher *m, ms_frame *f, uint8_t byte) {
-    if (!f->c) {
-        if (byte < 0x80) return take_symbol(m, f, byte);
-        if (byte >= 0xC2 && byte < 0xE0) return set_part(f, PART_UTF8_2, 1, byte & 31);
-        if (byte >= 0xE0 && byte < 0xF0) return set_part(f, PART_UTF8_3, 2, byte & 15);
-        if (byte >= 0xF0 && byte < 0xF5) return set_part(f, PART_UTF8_4, 3, byte & 7);
-        return false;
+static ms_decoded whole(uint32_t *part, uint32_t cp, uint32_t *out) {
+    *part = 0;
+    *out = cp;
+    return MS_DECODED_SYMBOL;
+}
+
+static ms_decoded utf8_byte(uint32_t *part, uint8_t byte, uint32_t *cp) {
+    if (!*part) {
+        if (byte < 0x80) return whole(part, byte, cp);
+        if (byte >= 0xC2 && byte < 0xE0) return set_part(part, PART_UTF8_2, 1, byte & 31);
+        if (byte >= 0xE0 && byte < 0xF0) return set_part(part, PART_UTF8_3, 2, byte & 15);
+        if (byte >= 0xF0 && byte < 0xF5) return set_part(part, PART_UTF8_4, 3, byte & 7);
+        return MS_DECODED_BAD;
     }
-    if ((byte & 0xC0) != 0x80) return false;
-    uint32_t bits = bits_of(f->c) << 6 | (byte & 63), rest = rest_of(f->c) - 1;
-    return rest ? set_part(f, kind_of(f->c), rest, bits) : take_symbol(m, f, bits);
+    if ((byte & 0xC0) != 0x80) return MS_DECODED_BAD;
+    uint32_t bits = bits_of(*part) << 6 | (byte & 63), rest = rest_of(*part) - 1;
+    return rest ? set_part(part, kind_of(*part), rest, bits) : whole(part, bits, cp);
 }
 
 static int hex_digit(uint8_t c, bool lower_only) {
@@ -349,54 +386,68 @@ static int hex_digit(uint8_t c, bool lower_only) {
     return -1;
 }
 
-static bool hex_byte(const ms_matcher *m, ms_frame *f, uint8_t byte, bool canonical) {
-    int digit = hex_digit(byte, canonical);
-    if (digit < 0) return false;
-    uint32_t rest = rest_of(f->c) - 1, bits = bits_of(f->c) << 4 | (uint32_t)digit;
-    if (kind_of(f->c) == PART_LOW) { /* ten bits of the first half, then the second */
-        uint32_t low = bits & 0xFFFF;
-        if (rest == 3 && digit != 13) return false;
-        if (rest == 2 && (low & 15) < 12) return false;
-        if (rest) return set_part(f, PART_LOW, rest, bits);
-        return take_symbol(m, f, 0x10000 + ((bits >> 16 & 0x3FF) << 10) + (low - 0xDC00));
-    }
-    if (canonical) {
-        piece pieces[7];
-        f->c = make_part(PART_HEX, rest, bits);
-        if (rest) return pieces_of(f->c, pieces) > 0;
-        return bits < 0x20 && !memchr(short_escapes, (int)bits, 5) && take_symbol(m, f, bits);
-    }
-    if (rest) return !(rest == 2 && bits >= 0xDC && bits <= 0xDF) && set_part(f, PART_HEX, rest, bits);
-    if (bits >= 0xD800 && bits < 0xDC00) return set_part(f, PART_HIGH, 0, bits - 0xD800);
-    return take_symbol(m, f, bits);
+static ms_decoded canonical_hex(uint32_t *part, uint32_t rest, uint32_t bits, uint32_t *cp) {
+    piece pieces[7];
+    *part = make_part(PART_HEX, rest, bits);
+    if (rest) return pieces_of(*part, pieces) > 0 ? MS_DECODED_PART : MS_DECODED_BAD;
+    if (bits >= 0x20 || memchr(short_escapes, (int)bits, 5)) return MS_DECODED_BAD;
+    return whole(part, bits, cp);
 }
 
-static bool escape_byte(const ms_matcher *m, ms_frame *f, uint8_t byte, bool canonical) {
-    uint32_t bits = bits_of(f->c);
-    switch (kind_of(f->c)) {
+static ms_decoded hex_byte(uint32_t *part, uint8_t byte, bool canonical, uint32_t *cp) {
+    int digit = hex_digit(byte, canonical);
+    if (digit < 0) return MS_DECODED_BAD;
+    uint32_t rest = rest_of(*part) - 1, bits = bits_of(*part) << 4 | (uint32_t)digit;
+    if (kind_of(*part) == PART_LOW) { /* ten bits of the first half, then the second */
+        uint32_t low = bits & 0xFFFF;
+        if (rest == 3 && digit != 13) return MS_DECODED_BAD;
+        if (rest == 2 && (low & 15) < 12) return MS_DECODED_BAD;
+        if (rest) return set_part(part, PART_LOW, rest, bits);
+        return whole(part, 0x10000 + ((bits >> 16 & 0x3FF) << 10) + (low - 0xDC00), cp);
+    }
+    if (canonical) return canonical_hex(part, rest, bits, cp);
+    if (rest == 2 && bits >= 0xDC && bits <= 0xDF) return MS_DECODED_BAD;
+    if (rest) return set_part(part, PART_HEX, rest, bits);
+    if (bits >= 0xD800 && bits < 0xDC00) return set_part(part, PART_HIGH, 0, bits - 0xD800);
+    return whole(part, bits, cp);
+}
+
+static ms_decoded escape_byte(uint32_t *part, uint8_t byte, bool canonical, uint32_t *cp) {
+    uint32_t bits = bits_of(*part);
+    switch (kind_of(*part)) {
     case PART_ESCAPE: {
         const char *letter = byte ? memchr(short_letters, byte, 5) : NULL;
-        if (letter) return take_symbol(m, f, (uint8_t)short_escapes[letter - short_letters]);
-        if (byte == '"' || byte == '\\') return take_symbol(m, f, byte);
-        if (byte == '/' && !canonical) return take_symbol(m, f, byte);
-        return byte == 'u' && set_part(f, PART_HEX, 4, 0);
+        if (letter) return whole(part, (uint8_t)short_escapes[letter - short_letters], cp);
+        if (byte == '"' || byte == '\\') return whole(part, byte, cp);
+        if (byte == '/' && !canonical) return whole(part, byte, cp);
+        return byte == 'u' ? set_part(part, PART_HEX, 4, 0) : MS_DECODED_BAD;
     }
-    case PART_HIGH: return byte == '\\' && set_part(f, PART_HIGH_ESCAPE, 0, bits);
-    case PART_HIGH_ESCAPE: return byte == 'u' && set_part(f, PART_LOW, 4, bits);
-    default: return hex_byte(m, f, byte, canonical);
+    case PART_HIGH: return byte == '\\' ? set_part(part, PART_HIGH_ESCAPE, 0, bits) : MS_DECODED_BAD;
+    case PART_HIGH_ESCAPE: return byte == 'u' ? set_part(part, PART_LOW, 4, bits) : MS_DECODED_BAD;
+    default: return hex_byte(part, byte, canonical, cp);
     }
+}
+
+ms_decoded ms_string_decode(ms_string_form form, uint32_t *part, uint8_t byte, uint32_t *cp) {
+    if (form == MS_STRING_RAW) return utf8_byte(part, byte, cp);
+    if (kind_of(*part) > PART_UTF8_4) return escape_byte(part, byte, form == MS_STRING_CANONICAL, cp);
+    if (!*part && byte == '"') return MS_DECODED_END;
+    if (!*part && byte == '\\') return set_part(part, PART_ESCAPE, 0, 0);
+    if (!*part && byte < 0x20) return MS_DECODED_BAD;
+    return utf8_byte(part, byte, cp);
 }
 
 int ms_string_step(const ms_matcher *m, ms_frame *f, uint8_t byte) {
     const ms_block *b = &m->g->blocks[f->block];
-    if (b->form == MS_STRING_RAW) return utf8_byte(m, f, byte);
-    if (f->phase == MS_PHASE_START) {
+    uint32_t cp;
+    if (b->form != MS_STRING_RAW && f->phase == MS_PHASE_START) {
         f->phase = MS_PHASE_FIRST;
         return byte == '"';
     }
-    if (kind_of(f->c) > PART_UTF8_4) return escape_byte(m, f, byte, b->form == MS_STRING_CANONICAL);
-    if (!f->c && byte == '"') return ms_string_may_end(m, f) ? 2 : 0;
-    if (!f->c && byte == '\\') return set_part(f, PART_ESCAPE, 0, 0);
-    if (!f->c && byte < 0x20) return 0;
-    return utf8_byte(m, f, byte);
+    switch (ms_string_decode(b->form, &f->c, byte, &cp)) {
+    case MS_DECODED_PART: return 1;
+    case MS_DECODED_SYMBOL: return ms_string_take(m, f, cp);
+    case MS_DECODED_END: return ms_string_may_end(m, f) ? 2 : 0;
+    default: return 0;
+    }
 }

@@ -11,7 +11,9 @@
 #include "base/bytes.h"
 
 enum { MAX_SETS = 1 << 16, CHUNK = 1 << 14 };
-#define MAX_WORK UINT64_C(12000000)
+/* A step is a tenth of a microsecond or so: a schema may take some time, and more the longer it is. */
+#define BASE_WORK     UINT64_C(1000000)
+#define WORK_PER_BYTE 4
 
 struct ms_arena {
     ms_arena *next;
@@ -20,11 +22,37 @@ struct ms_arena {
 };
 
 void ms_compile_status(ms_compiler *c, ms_status status) {
-    if (c->status == MS_OK) c->status = status;
+    if (c->status != MS_OK) return;
+    c->status = status;
+    if (status != MS_ERR_USAGE || !c->err) return;
+    ms_error why = *c->err; /* of an automaton, that knows no place */
+    c->status = ms_schema_refuse(c->s, c->current, c->keyword ? c->keyword : "", c->fault, c->err, "%s", why.message);
 }
 
 void ms_compile_fail(ms_compiler *c, const ms_json *at, const char *keyword, const char *what) {
     if (c->status == MS_OK) c->status = ms_schema_refuse(c->s, at, keyword, c->fault, c->err, "%s", what);
+}
+
+bool ms_compile_work(ms_compiler *c, uint64_t steps) {
+    if (c->status != MS_OK) return false;
+    if (c->work <= steps) {
+        c->work = 0;
+        const char *keyword = c->choice ? c->choice : c->keyword ? c->keyword : "";
+        ms_compile_fail(c, c->current, keyword, "expected a schema that takes less work to compile");
+        return false;
+    }
+    c->work -= steps;
+    return true;
+}
+
+bool ms_compile_check(ms_compiler *c, const ms_json *schema, const ms_json *value) {
+    bool valid = false;
+    ms_error why;
+    if (c->status != MS_OK) return false;
+    ms_status status = ms_schema_check(c->s, schema, value, &c->work, &valid, &why);
+    if (status == MS_ERR_USAGE) (void)ms_compile_work(c, UINT64_MAX);
+    else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
+    return valid && c->status == MS_OK;
 }
 
 void *ms_compile_alloc(ms_compiler *c, size_t bytes) {
@@ -118,7 +146,7 @@ uint32_t ms_compile_set(ms_compiler *c, const ms_set *set) {
     if (c->status != MS_OK) return 0;
     ms_set plain = {0}; /* without what says nothing */
     for (size_t i = 0; i < set->count; i++) {
-        const ms_json *s = set->items[i];
+        const ms_json *s = ms_compile_follow(c, set->items[i]);
         if (s->type == MS_JSON_FALSE) {
             ms_set_free(&plain);
             return 0;
@@ -182,7 +210,8 @@ static void run(ms_compiler *c) {
 
 static ms_compiler compiler(const ms_schema *s, ms_grammar *g, ms_schema_fault *fault, ms_error *err) {
     if (fault) *fault = (ms_schema_fault){0};
-    return (ms_compiler){.s = s, .g = g, .fault = fault, .err = err, .status = MS_OK, .exact = true, .work = MAX_WORK,
+    return (ms_compiler){.s = s, .g = g, .fault = fault, .err = err, .status = MS_OK, .exact = true,
+                         .work = BASE_WORK + WORK_PER_BYTE * (uint64_t)s->root->raw_len,
                          .current = s->root};
 }
 
@@ -202,13 +231,21 @@ static ms_status finish(ms_compiler *c) {
 
 ms_status ms_schema_compile(const ms_schema *s, ms_grammar *g, uint32_t *block, bool *exact, ms_schema_fault *fault,
                             ms_error *err) {
+    uint64_t steps;
+    return ms_schema_compile_counted(s, g, block, exact, &steps, fault, err);
+}
+
+ms_status ms_schema_compile_counted(const ms_schema *s, ms_grammar *g, uint32_t *block, bool *exact, uint64_t *steps,
+                                    ms_schema_fault *fault, ms_error *err) {
     ms_compiler c = compiler(s, g, fault, err);
+    *steps = c.work;
     ms_set set = {0};
     ms_set_add(&c, &set, s->root);
     *block = ms_compile_set(&c, &set);
     ms_set_free(&set);
     run(&c);
     *exact = c.exact;
+    *steps -= c.work;
     return finish(&c);
 }
 

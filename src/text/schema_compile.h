@@ -23,6 +23,8 @@ typedef struct ms_known_set {
     uint32_t block;
 } ms_known_set;
 
+typedef enum ms_number_kind { MS_NUMBERS, MS_INTEGERS, MS_FRACTIONS, MS_NUMBER_KINDS } ms_number_kind;
+
 typedef struct ms_compiler {
     const ms_schema *s;
     ms_grammar *g;
@@ -38,8 +40,12 @@ typedef struct ms_compiler {
     ms_arena *arena;
     const char *end; /* text that no value holds; NULL: none */
     ms_dfa endless;  /* texts without it */
+    uint32_t formats[MS_FORMAT_OTHER]; /* blocks of quoted strings of a format; 0: none yet */
+    uint32_t numbers[MS_NUMBER_KINDS]; /* the same of numbers without bounds */
     ms_dfa unquoted; /* texts that do not read as JSON */
     const ms_json *current; /* a schema of the document that is being compiled, for messages */
+    const char *choice;     /* the latest keyword that made a choice about the value; NULL: none */
+    const char *keyword;    /* the one at work; NULL: none */
 } ms_compiler;
 
 enum { MS_MAX_AUTOMATON = 60000 };
@@ -63,6 +69,10 @@ typedef struct ms_shapes {
 } ms_shapes;
 
 void ms_compile_fail(ms_compiler *c, const ms_json *at, const char *keyword, const char *what);
+/* Takes steps off the work that is left; false: it ran out. */
+bool ms_compile_work(ms_compiler *c, uint64_t steps);
+/* Whether a value fits a schema; false also after a failure. */
+bool ms_compile_check(ms_compiler *c, const ms_json *schema, const ms_json *value);
 void ms_compile_status(ms_compiler *c, ms_status status); /* keeps the first failure */
 void *ms_compile_alloc(ms_compiler *c, size_t bytes); /* lives as long as the compiler */
 
@@ -75,6 +85,8 @@ uint32_t ms_compile_set(ms_compiler *c, const ms_set *set);
 
 typedef void ms_alternative_fn(ms_compiler *c, void *arg, const ms_set *alternative);
 void ms_expand(ms_compiler *c, const ms_set *set, ms_alternative_fn *fn, void *arg);
+/* What a schema that is nothing but a reference refers to. */
+const ms_json *ms_compile_follow(const ms_compiler *c, const ms_json *schema);
 /* {"not": schema}, and the like. */
 ms_json *ms_make_object(ms_compiler *c);
 void ms_make_member(ms_compiler *c, ms_json *object, const char *key, const ms_json *value);
@@ -92,9 +104,11 @@ typedef struct ms_declared {
     bool required;
     ms_set value;
 } ms_declared;
+typedef struct ms_key_index ms_key_index;
 typedef struct ms_declared_list {
     ms_declared *items;
     size_t count, cap;
+    ms_key_index *index;
     bool may_be_object; /* by type */
     bool extra;
     uint32_t min, max;
@@ -105,7 +119,6 @@ void ms_declared_free(ms_declared_list *d);
 /* ------------------------------------------------------------------ schema_language.c */
 
 /* Texts of the JSON numbers that fit an alternative; canonical: one spelling a value. */
-typedef enum ms_number_kind { MS_NUMBERS, MS_INTEGERS, MS_FRACTIONS } ms_number_kind;
 void ms_number_language(ms_compiler *c, const ms_set *alternative, ms_number_kind kind, bool canonical, ms_dfa *out);
 /* Strings: *any is set when no automaton is needed; bounds that the automaton does not hold are left in *min, *max. */
 void ms_string_language(ms_compiler *c, const ms_set *alternative, bool bounded, ms_dfa *out, bool *any, uint32_t *min,

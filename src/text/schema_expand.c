@@ -9,7 +9,7 @@
 
 #include "text/schema_compile.h"
 
-enum { MAX_ALTERNATIVES = 2000, MAX_TODO = 1000, MAX_NEGATIONS = 24 };
+enum { MAX_ALTERNATIVES = 2000, MAX_TODO = 1000, MAX_NEGATIONS = 24, TASK_WORK = 16 };
 
 /* ------------------------------------------------------------------ made schemas */
 
@@ -281,15 +281,15 @@ static unsigned type_bits(const ms_json *schema) {
 static bool values_apart(ms_compiler *c, const ms_json *a, const ms_json *b) {
     const ms_json *one = ms_json_get(a, "const"), *list = ms_json_get(a, "enum");
     if (!one && !list) return false;
+    const ms_json *other = ms_json_get(b, "const");
     for (const ms_json *v = one ? one : list->child; v; v = one ? NULL : v->next) {
-        bool fits = true;
-        ms_compile_status(c, ms_schema_check(c->s, b, v, &fits, c->err));
-        if (fits) return false;
+        if (other && !ms_schema_equal(v, other)) continue;
+        if (ms_compile_check(c, b, v) || c->status != MS_OK) return false;
     }
     return true;
 }
 
-static const ms_json *follow(const ms_compiler *c, const ms_json *x) {
+const ms_json *ms_compile_follow(const ms_compiler *c, const ms_json *x) {
     for (int i = 0; i < 64 && x && x->type == MS_JSON_OBJECT; i++) {
         const ms_json *ref = ms_json_get(x, "$ref");
         size_t count;
@@ -308,8 +308,10 @@ static bool requires(const ms_json *schema, const ms_json *key) {
 
 /* Whether it is plain that no value fits both. */
 static bool apart(ms_compiler *c, const ms_json *a, const ms_json *b, int depth) {
-    a = follow(c, a);
-    b = follow(c, b);
+    enum { PAIR_WORK = 2 };
+    if (!ms_compile_work(c, PAIR_WORK)) return false;
+    a = ms_compile_follow(c, a);
+    b = ms_compile_follow(c, b);
     if (!a || !b || a->type == MS_JSON_FALSE || b->type == MS_JSON_FALSE) return true;
     if (a->type == MS_JSON_TRUE || b->type == MS_JSON_TRUE) return false;
     if (!(type_bits(a) & type_bits(b)) || values_apart(c, a, b) || values_apart(c, b, a)) return true;
@@ -327,6 +329,10 @@ static bool apart(ms_compiler *c, const ms_json *a, const ms_json *b, int depth)
 /* ------------------------------------------------------------------ expansion */
 
 typedef enum task_kind { TASK_SCHEMA, TASK_ANY, TASK_ONE, TASK_NOT, TASK_IF, TASK_NAMES, TASK_SCHEMAS } task_kind;
+
+static const char *const keyword_of[] = {[TASK_SCHEMA] = NULL, [TASK_ANY] = "anyOf", [TASK_ONE] = "oneOf", [TASK_NOT] = "not",
+                                         [TASK_IF] = "if", [TASK_NAMES] = "dependentRequired",
+                                         [TASK_SCHEMAS] = "dependentSchemas"};
 
 typedef struct task {
     task_kind kind;
@@ -347,7 +353,7 @@ typedef struct expansion {
 static void push(expansion *x, task_kind kind, const ms_json *at, unsigned negations) {
     if (!at) return;
     if (x->count == MAX_TODO) {
-        ms_compile_fail(x->c, x->c->current, "", "expected fewer schemas in one place");
+        ms_compile_fail(x->c, x->c->current, "allOf", "expected fewer schemas in one place");
         return;
     }
     x->todo[x->count++] = (task){kind, at, negations};
@@ -371,7 +377,7 @@ static void try_one(expansion *x, size_t at, const ms_json *list, unsigned negat
         push(x, TASK_SCHEMA, a, negations);
         for (const ms_json *b = list->child; b; b = b->next) {
             if (b == a || apart(c, a, b, 3)) continue;
-            const ms_json *plain = follow(c, b);
+            const ms_json *plain = ms_compile_follow(c, b);
             if (negations >= MAX_NEGATIONS || !can_negate(c, plain, 8)) c->exact = false; /* left to the validator */
             else push(x, TASK_NOT, plain, negations);
         }
@@ -456,20 +462,17 @@ static void join(expansion *x, size_t at, const ms_json *schema, unsigned negati
 static void run(expansion *x, size_t at) {
     ms_compiler *c = x->c;
     if (c->status != MS_OK) return;
-    if (c->work < 64) {
-        ms_compile_fail(c, c->current, "", "expected a schema that takes less work to compile");
-        return;
-    }
-    c->work -= 64;
+    if (!ms_compile_work(c, TASK_WORK + x->done.count)) return;
     if (at == x->count) {
         if (++x->alternatives > MAX_ALTERNATIVES) {
-            ms_compile_fail(c, c->current, "", "expected fewer combinations of branches");
+            ms_compile_fail(c, c->current, c->choice ? c->choice : "", "expected fewer combinations of branches");
             return;
         }
         x->fn(c, x->arg, &x->done);
         return;
     }
     task t = x->todo[at];
+    if (keyword_of[t.kind]) c->choice = keyword_of[t.kind];
     switch (t.kind) {
     case TASK_SCHEMA:
         if (t.at->type == MS_JSON_TRUE) run(x, at + 1);
@@ -492,8 +495,11 @@ void ms_expand(ms_compiler *c, const ms_set *set, ms_alternative_fn *fn, void *a
         ms_compile_status(c, ms_fail_memory(c->err, "a schema", MAX_TODO * sizeof *x.todo));
         return;
     }
+    const char *outer = c->choice;
+    c->choice = c->keyword = NULL;
     for (size_t i = 0; i < set->count; i++) push(&x, TASK_SCHEMA, set->items[i], 0);
     run(&x, 0);
+    c->choice = outer;
     free(x.todo);
     ms_set_free(&x.done);
 }

@@ -4,6 +4,7 @@
  * of what was read stands beside the count of integer digits, and both together decide at the end.
  */
 #include <ctype.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -282,7 +283,7 @@ static void build_range(ms_compiler *c, const range *r, ms_dfa *out) {
     ms_dfa_source src = {r, sizeof start, &start, range_edges, range_accept};
     ms_error why;
     ms_status status = ms_dfa_build(out, &src, MS_MAX_AUTOMATON, &c->work, &why);
-    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, "", "expected simpler bounds of a number");
+    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, c->keyword ? c->keyword : "minimum", "expected simpler bounds of a number");
     else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
 }
 
@@ -365,7 +366,7 @@ void ms_narrow(ms_compiler *c, ms_dfa *d, bool *any, ms_dfa *other) {
     }
     ms_error why;
     ms_status status = c->status == MS_OK ? ms_dfa_intersect(&both, d, other, MS_MAX_AUTOMATON, &c->work, &why) : MS_OK;
-    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, "", "expected simpler patterns in one place");
+    if (status == MS_ERR_USAGE) ms_compile_fail(c, c->current, c->keyword ? c->keyword : "pattern", "expected simpler patterns in one place");
     else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
     ms_dfa_clear(d);
     ms_dfa_clear(other);
@@ -412,43 +413,59 @@ static void regex_language(ms_compiler *c, const ms_regex *r, const char *keywor
     else if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
 }
 
-/* Strings longer than a hostname or the name of a mailbox may be. */
-static void limit_length(ms_compiler *c, ms_format_kind kind, bool *any, ms_dfa *d) {
-    static const char *const longer[] = {[MS_FORMAT_HOSTNAME] = "^[^]{0,253}$", [MS_FORMAT_EMAIL] = "^[^@]{1,64}@[^]{0,253}$"};
+/* Builds what a pattern of this file matches, within another language where there is one. */
+static ms_status narrow_to(const char *pattern, ms_dfa *d, ms_error *err) {
     ms_regex *r;
-    ms_dfa limit;
-    if (kind != MS_FORMAT_HOSTNAME && kind != MS_FORMAT_EMAIL) return;
-    ms_status status = ms_regex_compile(&r, longer[kind], strlen(longer[kind]), c->err);
-    ms_compile_status(c, status);
-    if (status != MS_OK) return;
-    regex_language(c, r, "format", false, &limit);
+    ms_dfa one = {0}, both = {0};
+    MS_TRY(ms_regex_compile(&r, pattern, strlen(pattern), err));
+    ms_status status = ms_regex_dfa(&one, r, MS_MAX_AUTOMATON, NULL, err);
     ms_regex_free(r);
-    ms_narrow(c, d, any, &limit);
+    if (status == MS_OK && d->states) {
+        status = ms_dfa_intersect(&both, d, &one, MS_MAX_AUTOMATON, NULL, err);
+        ms_dfa_clear(&one);
+        one = both;
+    }
+    ms_dfa_clear(d);
+    *d = one;
+    return status;
+}
+
+/* The automaton of a format, built once and kept for good: schemas ask for the same few again and again. */
+static const ms_dfa *format_automaton(ms_compiler *c, ms_format_kind kind) {
+    /* Strings longer than a hostname or the name of a mailbox may be. */
+    static const char *const limits[MS_FORMAT_OTHER] = {[MS_FORMAT_HOSTNAME] = "^[^]{0,253}$",
+                                                        [MS_FORMAT_EMAIL] = "^[^@]{1,64}@[^]{0,253}$"};
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static ms_dfa made[MS_FORMAT_OTHER];
+    ms_error why = {0};
+    ms_status status = MS_OK;
+    (void)pthread_mutex_lock(&lock);
+    if (!made[kind].states) {
+        ms_dfa d = {0};
+        status = narrow_to(format_patterns[kind], &d, &why);
+        if (status == MS_OK && limits[kind]) status = narrow_to(limits[kind], &d, &why);
+        if (status == MS_OK) made[kind] = d;
+        else ms_dfa_clear(&d);
+    }
+    (void)pthread_mutex_unlock(&lock);
+    if (status != MS_OK) ms_compile_status(c, ms_fail(c->err, status, "%s", why.message));
+    return status == MS_OK ? &made[kind] : NULL;
 }
 
 static void format_language(ms_compiler *c, const ms_json *name, bool inverted, bool *any, ms_dfa *d) {
     ms_format_kind kind = ms_schema_format(name);
     if (kind == MS_FORMAT_OTHER || c->status != MS_OK) return;
-    ms_regex *r;
-    ms_dfa one = {0}, other = {0};
-    bool none = true;
-    ms_status status = ms_regex_compile(&r, format_patterns[kind], strlen(format_patterns[kind]), c->err);
-    ms_compile_status(c, status);
-    if (status != MS_OK) return;
-    regex_language(c, r, "format", false, &one);
-    ms_regex_free(r);
-    ms_narrow(c, &other, &none, &one);
-    limit_length(c, kind, &none, &other);
-    if (inverted && c->status == MS_OK) {
-        if (kind == MS_FORMAT_TIME || kind == MS_FORMAT_DATE_TIME || kind == MS_FORMAT_IPV6) { /* its automaton is stricter */
-            ms_compile_fail(c, c->current, "not", "expected a format other than time, date-time and ipv6");
-        } else {
-            ms_compile_status(c, ms_dfa_complement(&one, &other, MS_MAX_AUTOMATON, &c->work, c->err));
-            ms_dfa_clear(&other);
-            other = one;
-        }
+    const ms_dfa *format = format_automaton(c, kind);
+    ms_dfa own = {0};
+    if (!format) return;
+    if (inverted && (kind == MS_FORMAT_TIME || kind == MS_FORMAT_DATE_TIME || kind == MS_FORMAT_IPV6)) { /* it is stricter */
+        ms_compile_fail(c, c->current, "not", "expected a format other than time, date-time and ipv6");
+    } else if (inverted) {
+        ms_compile_status(c, ms_dfa_complement(&own, format, MS_MAX_AUTOMATON, &c->work, c->err));
+    } else if (ms_compile_work(c, format->states)) {
+        ms_compile_status(c, ms_dfa_copy(&own, format, c->err));
     }
-    ms_narrow(c, d, any, &other);
+    ms_narrow(c, d, any, &own);
 }
 
 static void pattern_language(ms_compiler *c, const ms_json *k, bool inverted, bool *any, ms_dfa *d) {

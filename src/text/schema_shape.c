@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "text/schema_compile.h"
 
-enum { MAX_PATTERNS = 6 };
+enum { MAX_PATTERNS = 6, MAX_MINIMUM = 1 << 16 }; /* MAX_MINIMUM: steps to the members that a lower bound asks for */
 enum { BIT_INTEGER = 1 << MS_JSON_TYPES, ALL_TYPES = (1 << (MS_JSON_TYPES + 1)) - 1 };
 
 void ms_shapes_add(ms_compiler *c, ms_shapes *out, ms_json_type type, uint32_t block) {
@@ -113,10 +114,8 @@ static void write_value(ms_text *t, const ms_json *v) {
 
 static bool holds(ms_compiler *c, const ms_set *a, const ms_json *v) {
     bool valid = true;
-    for (size_t i = 0; i < a->count && valid && c->status == MS_OK; i++) {
-        ms_compile_status(c, ms_schema_check(c->s, a->items[i], v, &valid, c->err));
-    }
-    return valid && c->status == MS_OK;
+    for (size_t i = 0; i < a->count && valid; i++) valid = ms_compile_check(c, a->items[i], v);
+    return valid;
 }
 
 static uint32_t word_block(ms_compiler *c, const ms_word *words, size_t count) {
@@ -133,17 +132,10 @@ typedef struct value_list {
 } value_list;
 
 static bool number_is_listed(ms_compiler *c, const value_list *l, const ms_json *v) {
-    ms_json same = {.type = MS_JSON_OBJECT, .raw = ""}, copy = *v;
-    copy.key = "const";
-    copy.key_len = 5;
-    copy.next = NULL;
-    same.child = &copy;
-    same.count = 1;
-    for (size_t i = 0; i < l->count; i++) {
-        bool equal = false;
-        ms_compile_status(c, ms_schema_check(c->s, &same, l->items[i], &equal, c->err));
-        if (equal) return true;
-    }
+    enum { PER_STEP = 16 };
+    if (!ms_compile_work(c, l->count / PER_STEP)) return true;
+    for (size_t i = 0; i < l->count; i++)
+        if (ms_schema_equal(v, l->items[i])) return true;
     return false;
 }
 
@@ -154,6 +146,7 @@ static bool is_bare(const ms_compiler *c, ms_form form, const ms_json *v) {
 /* Blocks of the values of a list (siblings; or one) that hold, by type. */
 static void listed(ms_compiler *c, const ms_set *a, const ms_json *first, bool one, ms_form form, ms_shapes *out) {
     size_t n = 0;
+    c->keyword = one ? "const" : "enum";
     for (const ms_json *v = first; v; v = one ? NULL : v->next) n++;
     value_list l = {.items = malloc((n + 1) * sizeof *l.items), .words = malloc((n + 1) * sizeof *l.words)};
     if (!l.items || !l.words) ms_compile_status(c, ms_fail_memory(c->err, "a schema", n * sizeof *l.words));
@@ -187,18 +180,55 @@ static void listed(ms_compiler *c, const ms_set *a, const ms_json *first, bool o
 
 /* ------------------------------------------------------------------ numbers, strings */
 
+static bool says_numbers(const ms_set *a) {
+    static const char *const names[] = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "not"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (find(a, names[i], NULL)) return true;
+    return false;
+}
+
 static void number_block(ms_compiler *c, const ms_set *a, unsigned types, ms_form form, ms_shapes *out) {
     ms_dfa d;
-    bool fractions = types >> MS_JSON_NUMBER & 1, integers = types & BIT_INTEGER;
+    bool fractions = types >> MS_JSON_NUMBER & 1, integers = types & BIT_INTEGER, bounded = says_numbers(a);
     ms_number_kind kind = !fractions ? MS_INTEGERS : integers ? MS_NUMBERS : MS_FRACTIONS;
+    uint32_t *known = bounded || form == MS_FORM_UNIQUE ? NULL : &c->numbers[kind];
+    if (known && *known) {
+        ms_shapes_add(c, out, MS_JSON_NUMBER, *known);
+        return;
+    }
+    c->keyword = find(a, "multipleOf", NULL) ? "multipleOf" : find(a, "minimum", NULL) ? "minimum" : "maximum";
     ms_number_language(c, a, kind, form == MS_FORM_UNIQUE, &d);
-    if (c->status == MS_OK && d.states) ms_shapes_add(c, out, MS_JSON_NUMBER, ms_grammar_dfa(c->g, &d));
+    if (c->status == MS_OK && d.states) {
+        uint32_t block = ms_grammar_dfa(c->g, &d);
+        if (known) *known = block;
+        ms_shapes_add(c, out, MS_JSON_NUMBER, block);
+    }
     ms_dfa_clear(&d);
 }
 
+/* The format that is all the schemas say about strings; MS_FORMAT_OTHER: there is none, or more. */
+static ms_format_kind only_format(const ms_set *a) {
+    static const char *const others[] = {"pattern", "minLength", "maxLength", "not"};
+    ms_format_kind kind = MS_FORMAT_OTHER;
+    for (size_t i = 0; i < a->count; i++) {
+        const ms_json *k = ms_json_get(a->items[i], "format");
+        if (k && kind != MS_FORMAT_OTHER) return MS_FORMAT_OTHER;
+        if (k) kind = ms_schema_format(k);
+        for (size_t n = 0; n < sizeof others / sizeof others[0]; n++)
+            if (ms_json_get(a->items[i], others[n])) return MS_FORMAT_OTHER;
+    }
+    return kind;
+}
+
 static void string_block(ms_compiler *c, const ms_set *a, ms_form form, ms_shapes *out) {
+    ms_format_kind format = form == MS_FORM_JSON && !c->end ? only_format(a) : MS_FORMAT_OTHER;
+    if (format != MS_FORMAT_OTHER && c->formats[format]) {
+        ms_shapes_add(c, out, MS_JSON_STRING, c->formats[format]);
+        return;
+    }
     ms_dfa d;
     bool any;
+    c->keyword = find(a, "format", NULL) ? "format" : "pattern";
     ms_string_rule rule = {.form = MS_STRING_JSON};
     ms_string_language(c, a, form == MS_FORM_UNIQUE, &d, &any, &rule.min, &rule.max);
     if (form == MS_FORM_BARE) {
@@ -211,24 +241,27 @@ static void string_block(ms_compiler *c, const ms_set *a, ms_form form, ms_shape
     if (form == MS_FORM_TYPED) rule.form = MS_STRING_RAW;
     else if (!any || form == MS_FORM_UNIQUE) rule.form = MS_STRING_CANONICAL;
     if (!any) rule.dfa = &d;
-    if (c->status == MS_OK && (any || d.states)) ms_shapes_add(c, out, MS_JSON_STRING, ms_grammar_string(c->g, &rule));
+    if (c->status == MS_OK && (any || d.states)) {
+        uint32_t block = ms_grammar_string(c->g, &rule);
+        if (format != MS_FORMAT_OTHER) c->formats[format] = block;
+        ms_shapes_add(c, out, MS_JSON_STRING, block);
+    }
     ms_dfa_clear(&d);
 }
 
 /* ------------------------------------------------------------------ arrays */
 
-/* What the schemas say about the item at a place; SIZE_MAX: behind all prefixes. */
-static void item_set(ms_compiler *c, const ms_set *a, size_t place, ms_set *out) {
+/* What the schemas say about an item; prefix: of each schema the one of prefixItems, NULL: it is behind them. */
+static void item_set(ms_compiler *c, const ms_set *a, const ms_json *const *prefix, ms_set *out) {
     for (size_t i = 0; i < a->count; i++) {
-        const ms_json *prefix = ms_json_get(a->items[i], "prefixItems");
-        const ms_json *item = prefix && place < prefix->count ? ms_json_at(prefix, place) : ms_json_get(a->items[i], "items");
+        const ms_json *item = prefix && prefix[i] ? prefix[i] : ms_json_get(a->items[i], "items");
         if (item) ms_set_add(c, out, item);
     }
 }
 
-static uint32_t item_block(ms_compiler *c, const ms_set *a, size_t place, const ms_json *also) {
+static uint32_t item_block(ms_compiler *c, const ms_set *a, const ms_json *const *prefix, const ms_json *also) {
     ms_set set = {0};
-    item_set(c, a, place, &set);
+    item_set(c, a, prefix, &set);
     if (also) ms_set_add(c, &set, also);
     uint32_t block = ms_compile_set(c, &set);
     ms_set_free(&set);
@@ -249,7 +282,7 @@ static uint32_t unique_block(ms_compiler *c, const ms_set *a, uint32_t max) {
     if (max == 0) return 0;
     unique_items u = {0};
     ms_set set = {0};
-    item_set(c, a, SIZE_MAX, &set);
+    item_set(c, a, NULL, &set);
     ms_expand(c, &set, unique_alternative, &u);
     ms_set_free(&set);
     uint32_t all[64];
@@ -288,7 +321,7 @@ static void contains_blocks(ms_compiler *c, const ms_set *a, ms_array_rule *rule
     }
     rule->min_contained = min < MS_BOUND_NONE ? (uint32_t)min : MS_BOUND_NONE;
     rule->max_contained = max < MS_UNLIMITED ? (uint32_t)max : MS_UNLIMITED;
-    rule->contained = item_block(c, a, SIZE_MAX, contains);
+    rule->contained = item_block(c, a, NULL, contains);
     if (!rule->contained) rule->contained = ms_grammar_choice(c->g, NULL, 0); /* nothing is of that kind, and it matters */
     const ms_json *none = NULL;
     if (rule->max_contained != MS_UNLIMITED) { /* what is not counted must not be of that kind */
@@ -297,7 +330,21 @@ static void contains_blocks(ms_compiler *c, const ms_set *a, ms_array_rule *rule
         ms_make_member(c, o, "not", contains);
         none = o;
     }
-    rule->other = item_block(c, a, SIZE_MAX, none);
+    rule->other = item_block(c, a, NULL, none);
+}
+
+static void prefix_blocks(ms_compiler *c, const ms_set *a, size_t count, uint32_t *blocks) {
+    const ms_json **at = calloc(a->count + 1, sizeof *at);
+    if (!at) ms_compile_status(c, ms_fail_memory(c->err, "a schema", a->count * sizeof *at));
+    for (size_t i = 0; at && i < a->count; i++) {
+        const ms_json *prefix = ms_json_get(a->items[i], "prefixItems");
+        at[i] = prefix ? prefix->child : NULL;
+    }
+    for (size_t i = 0; at && i < count; i++) {
+        blocks[i] = item_block(c, a, at, NULL);
+        for (size_t k = 0; k < a->count; k++) at[k] = at[k] ? at[k]->next : NULL;
+    }
+    free(at);
 }
 
 static void array_block(ms_compiler *c, const ms_set *a, ms_shapes *out) {
@@ -319,9 +366,9 @@ static void array_block(ms_compiler *c, const ms_set *a, ms_shapes *out) {
         ms_compile_status(c, ms_fail_memory(c->err, "a schema", rule.prefix_count * sizeof *prefix));
         return;
     }
-    for (size_t i = 0; i < rule.prefix_count; i++) prefix[i] = item_block(c, a, i, NULL);
+    prefix_blocks(c, a, rule.prefix_count, prefix);
     rule.prefix = prefix;
-    rule.items = rule.unique ? unique_block(c, a, rule.max) : item_block(c, a, SIZE_MAX, NULL);
+    rule.items = rule.unique ? unique_block(c, a, rule.max) : item_block(c, a, NULL, NULL);
     contains_blocks(c, a, &rule);
     if (c->status == MS_OK) ms_shapes_add(c, out, MS_JSON_ARRAY, ms_grammar_array(c->g, &rule));
     free(prefix);
@@ -336,18 +383,61 @@ static bool pattern_matches(ms_compiler *c, const ms_json *pattern, const char *
     return found;
 }
 
-static const ms_json *member_of(const ms_json *map, const char *key, size_t len) {
-    for (const ms_json *m = map ? map->child : NULL; m; m = m->next)
-        if (m->key_len == len && memcmp(m->key, key, len) == 0) return m;
-    return NULL;
+/* ------------------------------------------------------------------ declared keys */
+
+/* Members of the properties of all schemas, and declared keys, by the text of the key. */
+struct ms_key_index {
+    size_t mask;
+    struct {
+        const ms_json *map, *member; /* map NULL, member NULL: a declared key; `number` + 1 is then not 0 */
+        uint32_t number;
+    } slots[];
+};
+
+static size_t key_slot(const ms_key_index *x, const ms_declared_list *d, const ms_json *map, const char *key, size_t len) {
+    uint64_t h = ms_fnv1a64(MS_FNV1A64_INIT ^ (uint64_t)(uintptr_t)map, key, len);
+    size_t i = (size_t)(h ^ h >> 32) & x->mask;
+    for (; x->slots[i].member || x->slots[i].number; i = (i + 1) & x->mask) {
+        if (x->slots[i].map != map) continue;
+        const ms_declared *own = map ? NULL : &d->items[x->slots[i].number - 1];
+        size_t n = map ? x->slots[i].member->key_len : own->key_len;
+        if (n == len && memcmp(map ? x->slots[i].member->key : own->key, key, len) == 0) break;
+    }
+    return i;
+}
+
+/* Room for every key that the schemas may declare. */
+static void make_index(ms_compiler *c, const ms_set *a, ms_declared_list *d) {
+    size_t keys = 0, size = 16;
+    for (size_t i = 0; i < a->count; i++) {
+        const ms_json *map = ms_json_get(a->items[i], "properties"), *names = ms_json_get(a->items[i], "required");
+        keys += (map ? 2 * map->count : 0) + (names ? names->count : 0);
+    }
+    while (size < 2 * keys) size *= 2;
+    d->index = calloc(1, sizeof *d->index + size * sizeof d->index->slots[0]);
+    if (!d->index) {
+        ms_compile_status(c, ms_fail_memory(c->err, "a schema", size * sizeof d->index->slots[0]));
+        return;
+    }
+    d->index->mask = size - 1;
+    for (size_t i = 0; i < a->count; i++) {
+        const ms_json *map = ms_json_get(a->items[i], "properties");
+        for (const ms_json *m = map ? map->child : NULL; m; m = m->next) {
+            size_t at = key_slot(d->index, d, map, m->key, m->key_len);
+            if (d->index->slots[at].member) continue; /* the first of repeated ones */
+            d->index->slots[at].map = map;
+            d->index->slots[at].member = m;
+        }
+    }
 }
 
 /* Everything the schemas say about the value of a declared key. */
-static void value_set(ms_compiler *c, const ms_set *a, const char *key, size_t len, ms_set *out) {
+static void value_set(ms_compiler *c, const ms_set *a, const ms_declared_list *d, const char *key, size_t len, ms_set *out) {
     static const ms_json never = {.type = MS_JSON_FALSE, .raw = ""};
     ms_json name = {.type = MS_JSON_STRING, .raw = "", .str = key, .str_len = len};
     for (size_t i = 0; i < a->count; i++) {
-        const ms_json *n = a->items[i], *known = member_of(ms_json_get(n, "properties"), key, len);
+        const ms_json *n = a->items[i], *map = ms_json_get(n, "properties");
+        const ms_json *known = map ? d->index->slots[key_slot(d->index, d, map, key, len)].member : NULL;
         if (known) ms_set_add(c, out, known);
         const ms_json *patterns = ms_json_get(n, "patternProperties");
         for (const ms_json *p = patterns ? patterns->child : NULL; p; p = p->next) {
@@ -357,15 +447,14 @@ static void value_set(ms_compiler *c, const ms_set *a, const char *key, size_t l
         }
         const ms_json *others = ms_json_get(n, "additionalProperties"), *names = ms_json_get(n, "propertyNames");
         if (!known && others) ms_set_add(c, out, others);
-        bool fits = true;
-        if (names) ms_compile_status(c, ms_schema_check(c->s, names, &name, &fits, c->err));
-        if (!fits) ms_set_add(c, out, &never);
+        if (names && !ms_compile_check(c, names, &name)) ms_set_add(c, out, &never);
     }
 }
 
 static ms_declared *declare(ms_compiler *c, const ms_set *a, ms_declared_list *d, const char *key, size_t len) {
-    for (size_t i = 0; i < d->count; i++)
-        if (d->items[i].key_len == len && memcmp(d->items[i].key, key, len) == 0) return &d->items[i];
+    if (!ms_compile_work(c, 1 + a->count)) return NULL;
+    size_t at = key_slot(d->index, d, NULL, key, len);
+    if (d->index->slots[at].number) return &d->items[d->index->slots[at].number - 1];
     if (d->count == d->cap) {
         size_t cap = d->cap ? d->cap * 2 : 8;
         ms_declared *items = realloc(d->items, cap * sizeof *items);
@@ -378,7 +467,8 @@ static ms_declared *declare(ms_compiler *c, const ms_set *a, ms_declared_list *d
     }
     ms_declared *x = &d->items[d->count++];
     *x = (ms_declared){.key = key, .key_len = len};
-    value_set(c, a, key, len, &x->value);
+    d->index->slots[at].number = (uint32_t)d->count;
+    value_set(c, a, d, key, len, &x->value);
     return x;
 }
 
@@ -431,12 +521,15 @@ static size_t all_patterns(ms_compiler *c, const ms_set *a, const ms_json **out)
 void ms_declared_free(ms_declared_list *d) {
     for (size_t i = 0; i < d->count; i++) ms_set_free(&d->items[i].value);
     free(d->items);
+    free(d->index);
     *d = (ms_declared_list){0};
 }
 
 void ms_shape_declared(ms_compiler *c, const ms_set *a, ms_declared_list *d) {
     *d = (ms_declared_list){.may_be_object = (common_types(a) >> MS_JSON_OBJECT & 1) != 0,
                             .min = count_of(a, "minProperties", true), .max = count_of(a, "maxProperties", false)};
+    make_index(c, a, d);
+    if (!d->index) return;
     for (size_t i = 0; i < a->count; i++) {
         const ms_json *map = ms_json_get(a->items[i], "properties");
         for (const ms_json *p = map ? map->child : NULL; p; p = p->next) (void)declare(c, a, d, p->key, p->key_len);
@@ -492,6 +585,7 @@ static bool grow_extras(ms_compiler *c, extras *x) {
 /* Keys by pattern, and none that is declared. */
 static void narrow_keys(ms_compiler *c, const extras *x, ms_dfa *d, bool *any) {
     ms_dfa one = {0}, other = {0};
+    c->keyword = x->pattern_count ? "patternProperties" : "properties";
     for (size_t k = 0; k < x->pattern_count && c->status == MS_OK; k++) {
         const ms_regex *r = ms_schema_regex(c->s, x->patterns[k]->key, x->patterns[k]->key_len);
         ms_error why;
@@ -595,6 +689,8 @@ static void object_block(ms_compiler *c, const ms_set *a, ms_shapes *out) {
     }
     extras x = {.alternative = a, .declared = &d};
     if (c->status == MS_OK) collect_extras(c, a, &x);
+    if ((uint64_t)d.min * (d.count + (x.count ? d.min : 0)) > MAX_MINIMUM)
+        ms_compile_fail(c, c->current, "minProperties", "expected a smaller number, or fewer properties beside it");
     if (x.count && d.min > MS_DISTINCT_MAX) {
         ms_compile_fail(c, c->current, "minProperties", "expected at most 4096 where members are not declared");
     }

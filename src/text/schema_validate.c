@@ -15,12 +15,55 @@ enum { MAX_STEPS = 20000000 };
 
 typedef struct check {
     const ms_schema *s;
+    struct memo {
+        const ms_json *schema, *value;
+        bool fits;
+    } *memo; /* of targets of references; open addressing */
+    size_t memo_mask, memo_count;
+    uint64_t most; /* steps */
     ms_error *err;
     ms_status status;
     uint64_t steps;
 } check;
 
 static bool fits(check *c, const ms_json *schema, const ms_json *v);
+
+/* ------------------------------------------------------------------ references */
+
+static size_t memo_slot(const check *c, const ms_json *schema, const ms_json *v) {
+    uint64_t h = ((uint64_t)(uintptr_t)schema * 31 + (uint64_t)(uintptr_t)v) * UINT64_C(0x9E3779B97F4A7C15);
+    size_t i = (size_t)(h >> 20) & c->memo_mask;
+    while (c->memo[i].schema && (c->memo[i].schema != schema || c->memo[i].value != v)) i = (i + 1) & c->memo_mask;
+    return i;
+}
+
+static bool grow_memo(check *c) {
+    size_t old = c->memo ? c->memo_mask + 1 : 0, size = old ? old * 2 : 64;
+    struct memo *was = c->memo, *memo = calloc(size, sizeof *memo);
+    if (!memo) return false;
+    c->memo = memo;
+    c->memo_mask = size - 1;
+    for (size_t i = 0; i < old; i++)
+        if (was[i].schema) memo[memo_slot(c, was[i].schema, was[i].value)] = was[i];
+    free(was);
+    return true;
+}
+
+/* A target may be referred to many times about the same value, and so on below: its answer is kept. */
+static bool target_fits(check *c, const ms_json *target, const ms_json *v) {
+    if (c->memo_count * 2 >= (c->memo ? c->memo_mask : 0) && !grow_memo(c)) {
+        c->status = ms_fail_memory(c->err, "a check", c->memo_count * sizeof *c->memo);
+        return false;
+    }
+    size_t at = memo_slot(c, target, v);
+    if (c->memo[at].schema) return c->memo[at].fits;
+    bool good = fits(c, target, v);
+    if (c->memo_count * 2 >= c->memo_mask) return good; /* it was filled meanwhile */
+    at = memo_slot(c, target, v);
+    c->memo_count += c->memo[at].schema == NULL;
+    c->memo[at] = (struct memo){target, v, good};
+    return good;
+}
 
 /* ------------------------------------------------------------------ numbers */
 
@@ -111,10 +154,19 @@ static const ms_json *member(const ms_json *obj, const char *key, size_t len) {
     return NULL;
 }
 
+/* Digits alone: one spelling a value. */
+static bool is_plain(const ms_json *v) {
+    for (size_t i = 0; i < v->raw_len; i++)
+        if (v->raw[i] < '0' || v->raw[i] > '9') return false;
+    return true;
+}
+
 static bool equal(const ms_json *a, const ms_json *b) {
     if (a->type != b->type) return false;
     switch (a->type) {
-    case MS_JSON_NUMBER: return compare(a, b) == 0;
+    case MS_JSON_NUMBER:
+        if (is_plain(a) && is_plain(b)) return a->raw_len == b->raw_len && memcmp(a->raw, b->raw, a->raw_len) == 0;
+        return compare(a, b) == 0;
     case MS_JSON_STRING: return a->str_len == b->str_len && memcmp(a->str, b->str, a->str_len) == 0;
     case MS_JSON_ARRAY:
         if (a->count != b->count) return false;
@@ -456,7 +508,11 @@ static bool type_fits(const ms_json *k, const ms_json *v) {
 }
 
 static bool among(check *c, const ms_json *list, const ms_json *v) {
-    for (const ms_json *x = list->child; x; x = x->next, c->steps++)
+    enum { PER_STEP = 16 };
+    for (const ms_json *x = list->child; x; x = x->next)
+        if (x == v) return true;
+    c->steps += list->count / PER_STEP;
+    for (const ms_json *x = list->child; x; x = x->next)
         if (equal(x, v)) return true;
     return false;
 }
@@ -469,7 +525,7 @@ static size_t branches(check *c, const ms_json *list, const ms_json *v, size_t e
 
 static bool in_place_fits(check *c, const ms_json *schema, const ms_json *v) {
     const ms_json *k;
-    if ((k = ms_json_get(schema, "$ref")) && !fits(c, ms_schema_target(c->s, k), v)) return false;
+    if ((k = ms_json_get(schema, "$ref")) && !target_fits(c, ms_schema_target(c->s, k), v)) return false;
     if ((k = ms_json_get(schema, "allOf")) && branches(c, k, v, SIZE_MAX) != k->count) return false;
     if ((k = ms_json_get(schema, "anyOf")) && !branches(c, k, v, 1)) return false;
     if ((k = ms_json_get(schema, "oneOf")) && branches(c, k, v, 2) != 1) return false;
@@ -482,8 +538,8 @@ static bool in_place_fits(check *c, const ms_json *schema, const ms_json *v) {
 static bool fits(check *c, const ms_json *schema, const ms_json *v) {
     const ms_json *k;
     if (c->status != MS_OK) return false;
-    if (++c->steps > MAX_STEPS) {
-        c->status = ms_fail(c->err, MS_ERR_USAGE, "schema: expected a check of at most %d steps", MAX_STEPS);
+    if (++c->steps > c->most) {
+        c->status = ms_fail(c->err, MS_ERR_USAGE, "schema: expected a check of at most %llu steps", (unsigned long long)c->most);
         return false;
     }
     if (!schema) {
@@ -501,12 +557,17 @@ static bool fits(check *c, const ms_json *schema, const ms_json *v) {
     return in_place_fits(c, schema, v);
 }
 
-ms_status ms_schema_check(const ms_schema *s, const ms_json *schema, const ms_json *value, bool *valid, ms_error *err) {
-    check c = {.s = s, .err = err, .status = MS_OK};
+bool ms_schema_equal(const ms_json *a, const ms_json *b) { return equal(a, b); }
+
+ms_status ms_schema_check(const ms_schema *s, const ms_json *schema, const ms_json *value, uint64_t *work, bool *valid,
+                          ms_error *err) {
+    check c = {.s = s, .err = err, .status = MS_OK, .most = work ? *work : MAX_STEPS};
     *valid = !has_repeated_members(&c, value) && fits(&c, schema, value);
+    if (work) *work -= c.steps < *work ? c.steps : *work;
+    free(c.memo);
     return c.status;
 }
 
 ms_status ms_schema_validate(const ms_schema *s, const ms_json *value, bool *valid, ms_error *err) {
-    return ms_schema_check(s, s->root, value, valid, err);
+    return ms_schema_check(s, s->root, value, NULL, valid, err);
 }

@@ -36,15 +36,23 @@ static int tear_down(void **state) {
 }
 
 /* Every token's bit is what a matcher says about it. */
-static void check_mask(const ms_matcher *m, const uint64_t *mask, const ms_json *schema) {
+static void check_mask(const ms_matcher *m, const uint64_t *mask, const ms_json *schema, const ms_text *text) {
     ms_error err;
+    ms_matcher *copy = NULL;
     for (uint32_t id = 0; id < ms_tokenizer_ranks(tokenizer); id++) {
-        ms_matcher *copy;
-        assert_int_equal(ms_matcher_copy(&copy, m, &err), MS_OK);
+        if (!copy) assert_int_equal(ms_matcher_copy(&copy, m, &err), MS_OK);
         bool fits = ms_matcher_token(copy, vocabulary, id), set = mask[id >> 6] >> (id & 63) & 1;
-        if (fits != set) fail_msg("%.*s: token %u: mask %d, matcher %d", (int)schema->raw_len, schema->raw, id, set, fits);
+        size_t len;
+        const char *bytes = (const char *)ms_tokenizer_token(tokenizer, id, &len);
+        if (fits != set) {
+            fail_msg("%.*s: token %u '%.*s': mask %d, matcher %d after %.*s", (int)schema->raw_len, schema->raw, id, (int)len,
+                     bytes, set, fits, (int)text->len, text->data ? text->data : "");
+        }
+        if (!fits) continue; /* it is as before */
         ms_matcher_destroy(copy);
+        copy = NULL;
     }
+    ms_matcher_destroy(copy);
 }
 
 static size_t walks_done;
@@ -84,12 +92,22 @@ static void walk(walker *w, uint32_t slack) {
     ms_text text = {0};
     assert_int_equal(ms_matcher_create(&m, w->g, &err), MS_OK);
     assert_int_equal(ms_mask_tokens_needed(w->cache, m, &limit, &err), MS_OK);
+    uint32_t whole;
+    assert_int_equal(ms_grammar_tokens_needed(w->g, vocabulary, &whole, &err), MS_OK);
+    assert_int_equal(whole, limit);
     limit += slack;
     for (uint32_t used = 0;; used++) {
         if (ms_matcher_accepts(m) && (used == limit || walk_random(&w->seed) % 4 == 0)) break;
         if (used == limit) {
             fail_msg("%.*s: not complete after %u tokens: %.*s", (int)w->schema->raw_len, w->schema->raw, limit, (int)text.len, text.data);
         }
+        uint32_t needed, again;
+        ms_matcher *copy;
+        assert_int_equal(ms_matcher_copy(&copy, m, &err), MS_OK); /* a way that was kept is the way from here */
+        assert_int_equal(ms_mask_tokens_needed(w->cache, m, &needed, &err), MS_OK);
+        assert_int_equal(ms_mask_tokens_needed(w->cache, copy, &again, &err), MS_OK);
+        assert_int_equal(needed, again);
+        ms_matcher_destroy(copy);
         bool free_run = w->checks > 0 && walk_random(&w->seed) % 8 == 0;
         ms_status status = ms_mask_next(w->cache, m, free_run ? MS_UNLIMITED : limit - used, w->mask, &err);
         if (status != MS_OK) {
@@ -97,18 +115,19 @@ static void walk(walker *w, uint32_t slack) {
             break;
         }
         if (free_run) {
-            check_mask(m, w->mask, w->schema);
+            check_mask(m, w->mask, w->schema, &text);
             w->checks--;
             assert_int_equal(ms_mask_next(w->cache, m, limit - used, w->mask, &err), MS_OK);
         }
         uint32_t id = walk_pick(w->mask, words, &w->seed);
         assert_true(id != UINT32_MAX);
         uint32_t bound = ms_matcher_bound(m);
-        if (!ms_matcher_token(m, vocabulary, id)) {
-            fail_msg("%.*s: token %u of the mask does not fit (bound %u)", (int)w->schema->raw_len, w->schema->raw, id, bound);
-        }
         size_t len;
         const uint8_t *bytes = ms_tokenizer_token(tokenizer, id, &len);
+        if (!ms_matcher_token(m, vocabulary, id)) {
+            fail_msg("%.*s: token %u '%.*s' of the mask does not fit (bound %u) after %.*s", (int)w->schema->raw_len, w->schema->raw,
+                     id, (int)len, (const char *)bytes, bound, (int)text.len, text.data);
+        }
         if (bytes) ms_text_append(&text, bytes, len);
     }
     check_result(w, &text, limit);
@@ -250,6 +269,103 @@ static void random_schemas_end_valid(void **state) {
     assert_true(walks_done - before > 2000);
 }
 
+/* ------------------------------------------------------------------ masks at every position */
+
+/* What a mask does not look at token by token: counts, wide languages, texts that must differ, what follows a string. */
+static const char *const wide_schemas[] = {
+    "{\"type\":\"object\"}", "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":7}}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"minLength\":3,\"maxLength\":12}}",
+    "{\"type\":\"string\",\"minLength\":40}", "{\"type\":\"string\",\"maxLength\":300}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^.{0,9}$\"}}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^[a-z ]{2,9}$\",\"maxLength\":6}}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^([a-z]+[ :,\\\"]){1,4}[a-z]+$\",\"maxLength\":20}}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"a.*[\\\\n\u00e9]\"}}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"not\":{\"enum\":[\"\",\"a\",\"ab\",\"true\",\"x\"]}}}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"not\":{\"pattern\":\"a[rg]\"}}}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":2},\"uniqueItems\":true}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^[a-c]{0,2}$\"},\"uniqueItems\":true}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":400},\"uniqueItems\":true}",
+    "{\"type\":\"array\",\"items\":{\"enum\":[\"a\",\"ab\",\"abc\",1,12,true,null]},\"uniqueItems\":true}",
+    "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"},\"properties\":{\"a\":{},\"ar\":{},\"x\":{}}}",
+    "{\"type\":\"object\",\"patternProperties\":{\"^[a-z]+$\":{\"type\":\"integer\"},\"[0-9]\":{\"type\":\"string\",\"maxLength\":"
+    "3}},\"additionalProperties\":{\"type\":\"array\",\"items\":{\"type\":\"object\"}},\"minProperties\":3}",
+    "{\"type\":\"object\",\"propertyNames\":{\"maxLength\":3},\"additionalProperties\":{\"type\":\"object\",\"additionalProperties\":"
+    "{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}}}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"number\",\"minimum\":-12.5,\"maximum\":250}}"};
+
+static uint32_t spell_argument(const void *arg, ms_grammar *g, const char *key, size_t key_len, const char *type,
+                               uint32_t body) {
+    (void)arg;
+    (void)type;
+    uint32_t parts[3] = {ms_grammar_literal(g, key, key_len), body, ms_grammar_literal(g, "]}\"", 3)};
+    return ms_grammar_sequence(g, parts, 3);
+}
+
+static void check_walk(const ms_grammar *g, ms_mask_cache *cache, const ms_json *schema, uint64_t seed) {
+    enum { POSITIONS = 24 };
+    size_t words = ms_vocabulary_mask_words(vocabulary);
+    uint64_t *mask = calloc(words, sizeof *mask);
+    ms_text text = {0};
+    ms_matcher *m;
+    ms_error err;
+    assert_non_null(mask);
+    assert_int_equal(ms_matcher_create(&m, g, &err), MS_OK);
+    for (int i = 0; i < POSITIONS && ms_mask_next(cache, m, MS_UNLIMITED, mask, &err) == MS_OK; i++) {
+        check_mask(m, mask, schema, &text);
+        uint32_t id = walk_pick(mask, words, &seed);
+        size_t len;
+        const uint8_t *bytes = ms_tokenizer_token(tokenizer, id, &len);
+        assert_true(id != UINT32_MAX && ms_matcher_token(m, vocabulary, id));
+        if (bytes) ms_text_append(&text, bytes, len);
+    }
+    ms_text_free(&text);
+    ms_matcher_destroy(m);
+    free(mask);
+}
+
+/* as_arguments: strings are bare, up to a text that ends them. */
+static void check_schema(const char *text, bool as_arguments) {
+    static const ms_arguments_syntax syntax = {.argument = spell_argument, .raw_strings = true, .end = "]}\""};
+    ms_json_doc *doc;
+    ms_schema *s;
+    ms_grammar *g;
+    ms_mask_cache *cache;
+    ms_error err;
+    uint32_t root;
+    bool exact, extra;
+    assert_int_equal(ms_json_parse(&doc, text, strlen(text), "schema", NULL, &err), MS_OK);
+    assert_int_equal(ms_schema_open(&s, ms_json_root(doc), NULL, &err), MS_OK);
+    assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
+    ms_status status = as_arguments ? ms_schema_compile_arguments(s, g, &syntax, &root, &extra, &exact, NULL, &err)
+                                    : ms_schema_compile(s, g, &root, &exact, NULL, &err);
+    if (status == MS_OK) status = ms_grammar_finish(g, root, &err);
+    if (status != MS_OK) fail_msg("%s: %s", text, err.message);
+    assert_int_equal(ms_mask_cache_create(&cache, g, vocabulary, &err), MS_OK);
+    for (uint64_t seed = 1; seed <= 4; seed++) check_walk(g, cache, ms_json_root(doc), seed);
+    ms_mask_cache_destroy(cache);
+    ms_grammar_free(g);
+    ms_schema_close(s);
+    ms_json_free(doc);
+}
+
+static void masks_are_exact_at_every_position(void **state) {
+    (void)state;
+    ms_vocabulary *small_vocabulary = vocabulary;
+    ms_tokenizer *small = tokenizer;
+    ms_error err;
+    tokenizer = walk_tokenizer(9, 3900);
+    assert_int_equal(ms_vocabulary_create(&vocabulary, tokenizer, ms_tokenizer_ranks(tokenizer) + 256, &err), MS_OK);
+    for (size_t i = 0; i < sizeof wide_schemas / sizeof wide_schemas[0]; i++) check_schema(wide_schemas[i], false);
+    check_schema("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"string\",\"maxLength\":9},\"c\":"
+                 "{},\"d\":{\"type\":\"string\",\"pattern\":\"^[a-z\\\"]{3,40}$\"}},\"required\":[\"a\",\"b\",\"c\",\"d\"],"
+                 "\"additionalProperties\":false}", true);
+    ms_vocabulary_destroy(vocabulary);
+    ms_tokenizer_close(tokenizer);
+    vocabulary = small_vocabulary;
+    tokenizer = small;
+}
+
 static bool reads(ms_matcher *m, const char *text) {
     for (; *text; text++)
         if (!ms_matcher_symbol(m, (uint8_t)*text)) return false;
@@ -290,6 +406,7 @@ static void copies_go_their_own_way(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(walks_end_valid_at_any_limit),
                                        cmocka_unit_test(random_schemas_end_valid),
+                                       cmocka_unit_test(masks_are_exact_at_every_position),
                                        cmocka_unit_test(copies_go_their_own_way)};
     return cmocka_run_group_tests_name("grammar", tests, set_up, tear_down);
 }
