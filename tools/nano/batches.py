@@ -12,7 +12,7 @@ import conversations
 
 BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096)  # most tokens that are read; a row has one more, the last to predict
 CONTEXT_WEIGHT = 0.05  # of a token that is not part of a reply
-LONG_EVERY, LONG_RECORDS = 12, (40, 160)
+LONG_EVERY, LONG_RECORDS = 6, (40, 190)
 SHORT, LONG = 2000, 60  # conversations of one piece of work
 
 worker = {}

@@ -20,6 +20,10 @@ CONFIG = {
 }
 
 
+HIDDEN = -1e30  # the score of a key that is out of sight
+PAD = 8  # columns behind the keys: the sink, and some that round the width
+
+
 def swiglu(gate, up):
     return F.silu(gate) * up
 
@@ -37,33 +41,40 @@ def angles(tokens, rotary, theta, device):
     return torch.arange(tokens, device=device, dtype=torch.float32).unsqueeze(1) * frequency
 
 
+def window_bias(sink, groups, blocks, window, dtype):
+    """[1, kv heads, group, blocks, window, 2 * window + PAD]: what is added to scores; the sink is one more column."""
+    row = torch.arange(window, device=sink.device).unsqueeze(1)
+    column = torch.arange(2 * window, device=sink.device)
+    first = torch.arange(blocks, device=sink.device).view(-1, 1, 1) == 0
+    visible = (column > row) & (column <= row + window) & ~(first & (column < window))
+    hidden = F.pad((~visible).to(dtype) * HIDDEN, (0, PAD), value=HIDDEN)
+    at_sink = F.pad(torch.ones(1, device=sink.device, dtype=dtype), (2 * window, PAD - 1))
+    heads = sink.to(dtype).view(1, groups, -1, 1, 1, 1)
+    return torch.where(at_sink > 0, heads, hidden)
+
+
 def window_attention(q, k, v, sink, window, scale):
     """Each query sees the last `window` keys, itself included, and a sink that has no value.
 
     Queries go in blocks of the window's size, which see their own block and the one before.
     """
     batch, heads, tokens, _ = q.shape
-    group = heads // k.shape[1]
-    pad = -tokens % window
-    q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
-    blocks = (tokens + pad) // window
-    q = q.reshape(batch, k.shape[1], group, blocks, window, -1)
+    groups = k.shape[1]
+    q, k, v = (F.pad(x, (0, 0, 0, -tokens % window)) for x in (q, k, v))
+    blocks = q.shape[2] // window
+    q = q.reshape(batch, groups, -1, blocks, window, q.shape[-1])
 
     def with_previous(x):
-        x = x.reshape(batch, x.shape[1], 1, blocks, window, -1)
-        return torch.cat([F.pad(x, (0, 0, 0, 0, 1, 0))[:, :, :, :-1], x], -2)
+        x = F.pad(x, (0, 0, window, 0)).reshape(batch, groups, 1, blocks + 1, window, -1)
+        return F.pad(torch.cat([x[:, :, :, :-1], x[:, :, :, 1:]], -2), (0, 0, 0, PAD))
 
     k, v = with_previous(k), with_previous(v)
-    scores = (q @ k.transpose(-1, -2)).float() * scale
-    row = torch.arange(window, device=q.device).unsqueeze(1)
-    column = torch.arange(2 * window, device=q.device)
-    visible = (column > row) & (column <= row + window)
-    first = torch.arange(blocks, device=q.device).view(-1, 1, 1) == 0
-    visible = visible & ~(first & (column < window))
-    scores = scores.masked_fill(~visible, -1e30)
-    total = torch.logaddexp(scores.logsumexp(-1, keepdim=True), sink.float().view(-1, group, 1, 1, 1))
-    out = (scores - total).exp().to(v.dtype) @ v
-    return out.reshape(batch, heads, tokens + pad, -1)[:, :, :tokens]
+    scores = q @ k.transpose(-1, -2)
+    with torch.autocast(q.device.type, enabled=False):
+        bias = window_bias(sink, groups, blocks, window, scores.dtype)
+        weights = torch.add(bias, scores, alpha=scale).softmax(-1)
+    out = weights @ v
+    return out.reshape(batch, heads, blocks * window, -1)[:, :, :tokens]
 
 
 class Attention(nn.Module):

@@ -21,6 +21,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x):
+        if fused(x):
+            return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps).to(x.dtype)
         y = x.float()
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
         return (y * self.weight).to(x.dtype)
@@ -127,10 +129,11 @@ class Experts(nn.Module):
         rows = x.to(torch.bfloat16).unsqueeze(1).expand(tokens, top_k, -1).reshape(tokens * top_k, -1)
         rows = Permute.apply(rows, order, inverse)
         hidden = torch._grouped_mm(rows, gate_up.to(torch.bfloat16).transpose(-1, -2), offs=ends)
-        inner = self.act(*hidden.chunk(2, -1)).to(torch.bfloat16).contiguous()
+        inner = self.act(*hidden.chunk(2, -1)) * Permute.apply(weights.reshape(-1, 1), order, inverse)
+        inner = inner.to(torch.bfloat16)
         out = torch._grouped_mm(inner, down.to(torch.bfloat16).transpose(-1, -2), offs=ends)
         out = Permute.apply(out, inverse, order).view(tokens, top_k, -1)
-        return (out.float() * weights.unsqueeze(-1)).sum(1)
+        return out.sum(1, dtype=torch.float32)
 
 
 class Model(nn.Module):

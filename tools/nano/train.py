@@ -43,7 +43,11 @@ class Trainer:
         self.bias_rate = torch.tensor(BIAS_RATE, device=device)
         self.optimizer = Optimizer(self.model, self.rate)
         self.routers = self.model.routers()
+        self.forget_graphs()
+
+    def forget_graphs(self):
         self.graphs, self.memory = {}, torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
 
     def work(self, ids, weights):
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
@@ -85,9 +89,8 @@ class Trainer:
 
     def round_weights(self):
         self.model.round_weights(True)
-        self.graphs.clear()
         self.optimizer.forget_gradients()
-        torch.cuda.empty_cache()
+        self.forget_graphs()
 
 
 def save_state(model, path):
