@@ -165,9 +165,7 @@ static void check_all_equal(place *p, const char *model, const char *set, const 
     assert_true(number(ms_json_get(r, "prefill"), "tokens") >= prefill);
 }
 
-static void test_every_token_equal(void **state) {
-    check_all_equal(*state, MODEL, SET, "retrieval-6000", 3 * 6000);
-}
+static void test_every_token_equal(void **state) { check_all_equal(*state, MODEL, SET, "retrieval-6000", 3 * 6000); }
 
 static void test_every_token_equal_mimo(void **state) {
     check_all_equal(*state, "models/mimo-nano", "tests/qualification/mimo-nano.jsonl", "retrieval-3500", 3 * 3500);
