@@ -60,12 +60,17 @@ static void print_plan(const ms_plan *p, const ms_engine_options *o) {
     print_ledger(p, false);
     printf("  one expert %" PRIu64 " bytes; state grows by %" PRIu64 " bytes a token\n", p->expert_bytes,
            p->state_bytes_per_token);
+    if (p->lent_slots)
+        printf("  passes of more than %u tokens borrow the last %u of %u slots of every layer, %" PRIu64 " bytes\n",
+               p->usual_rows, p->lent_slots, p->experts, p->lent_bytes);
     printf("  %s\n", p->fits ? "fits" : "DOES NOT FIT");
 }
 
 static void print_plan_json(const ms_plan *p) {
-    printf("{\"lane\":\"%s\",\"context\":%" PRIu64 ",\"experts\":%u,\"experts_all\":%u,\"moe_layers\":%u,\"range\":%u,\"items\":[",
-           p->lane, p->context, p->experts, p->experts_all, p->moe_layers, p->range_rows);
+    printf("{\"lane\":\"%s\",\"context\":%" PRIu64 ",\"experts\":%u,\"experts_all\":%u,\"moe_layers\":%u,\"range\":%u,\"usual_range\":%u,"
+           "\"lent_slots\":%u,\"lent_bytes\":%" PRIu64 ",\"items\":[",
+           p->lane, p->context, p->experts, p->experts_all, p->moe_layers, p->range_rows, p->usual_rows, p->lent_slots,
+           p->lent_bytes);
     for (size_t i = 0; i < p->item_count; i++)
         printf("%s{\"group\":\"%s\",\"name\":\"%s\",\"bytes\":%" PRIu64 ",\"place\":\"%s\"}", i ? "," : "",
                p->items[i].group, p->items[i].name, p->items[i].bytes, p->items[i].device ? "device" : "host");

@@ -258,16 +258,19 @@ static void print_probe(const ms_mzg2_probe *p, double read_rate) {
     for (int t = 0; t < MS_MZG2_PROBE_FITS; t++)
         printf("%u tables: %.2f %% saved, %.2f %% with column classes\n", ms_mzg2_probe_tables[t],
                100 * p->saving[t][0], 100 * p->saving[t][1]);
+    printf("in blocks of 4 KiB, as a store has them: %.2f %% saved\n", 100 * p->stored_saving);
     printf("encode: %.0f MB/s a core\n", p->encode_rate / 1e6);
     printf("decode (%s): %.2f GB/s a core, %.2f GB/s with %u threads\n", p->decoder, p->decode_rate / 1e9,
            p->decode_rate_all / 1e9, p->threads);
     printf("read: %.2f GB/s\n", read_rate / 1e9);
-    if (p->decode_rate_all > read_rate)
-        printf("the store wins here: experts come up to %.2f times as fast as raw\n",
-               1 / (1 - p->saving[2][1]) < p->decode_rate_all / read_rate ? 1 / (1 - p->saving[2][1])
-                                                                          : p->decode_rate_all / read_rate);
-    else
+    double smaller = 1 / (1 - p->stored_saving), decoded = p->decode_rate_all / read_rate;
+    if (smaller <= 1)
+        printf("the raw store wins here: these experts do not get smaller\n");
+    else if (decoded <= 1)
         printf("the raw store wins here: the drive reads faster than this host decodes\n");
+    else
+        printf("the store wins here: experts come up to %.2f times as fast as raw\n",
+               smaller < decoded ? smaller : decoded);
 }
 
 static int run_probe(int argc, char **argv) {

@@ -37,6 +37,9 @@ const ms_option ms_model_option_table[] = {
      .help = "Storage of the resident weights (default: q8)."},
     {.name = "threads", .type = MS_OPTION_U32, .offset = FIELD(threads), .arg = "N", .min = 1, .max = 256,
      .help = "Compute threads (default: all processors)."},
+    {.name = "memory", .type = MS_OPTION_BYTES, .offset = FIELD(memory_bytes), .arg = "BYTES", .min = 1, .max = UINT64_MAX,
+     .help = "Memory to take for available, the reserve included; only plan takes more than there is (default: all that "
+             "is)."},
     {.name = "reserve", .type = MS_OPTION_BYTES, .offset = FIELD(reserve_bytes), .arg = "BYTES", .max = UINT64_MAX - 1,
      .help = "Memory to leave free (default: 4G, or 10 % of what is available if that is less)."},
     {.name = "kernels", .type = MS_OPTION_STRING, .offset = FIELD(kernels), .arg = "NAME",
@@ -74,6 +77,7 @@ ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *mod
     o.precision = f->precision ? MS_PRECISION_REFERENCE : MS_PRECISION_FAST;
     o.static_format = f->static_format ? MS_STATIC_BF16 : MS_STATIC_Q8;
     o.threads = f->threads;
+    o.memory_bytes = f->memory_bytes;
     o.reserve_bytes = f->reserve_bytes;
     o.kernels = f->kernels;
     o.backend = f->backend;

@@ -21,7 +21,7 @@ int ms_command_bundle(int argc, char **argv);
 
 /* Engine options as every program takes them. */
 typedef struct ms_model_flags {
-    uint64_t context, reserve_bytes;
+    uint64_t context, memory_bytes, reserve_bytes;
     uint32_t experts, staging, depth, range, threads;
     int precision, static_format, lookahead; /* indexes into their choices */
     const char *kernels, *backend, *expert_dirs, *store;

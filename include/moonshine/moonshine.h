@@ -69,6 +69,7 @@ typedef struct ms_engine_options {
     uint32_t snapshots;           /* retained state copies that the plan counts */
     uint64_t kept_state_bytes;    /* host memory that the caller will use for states it keeps; counted, not allocated */
     unsigned threads;             /* 0: all processors */
+    uint64_t memory_bytes;        /* host memory that is taken for available, a plan alone also more than there is; 0: all that is */
     uint64_t reserve_bytes;       /* memory to leave free; MS_DEFAULT_RESERVE: min(4 GiB, 10 % of the limit) */
     bool buffered_reads;          /* no O_DIRECT */
     bool no_uring;                /* plain pread */
@@ -100,6 +101,10 @@ typedef struct ms_plan {
     const char *model_source, *expert_store; /* as in ms_model_info */
     uint64_t context;
     uint32_t experts, experts_all, moe_layers, range_rows, staging;
+    /* Passes of more than usual_rows borrow the memory of the last lent_slots of every layer; lent_slots 0: usual_rows is
+     * range_rows, and none do. */
+    uint32_t usual_rows, lent_slots;
+    uint64_t lent_bytes;
     uint64_t expert_bytes;         /* one expert in a slot */
     uint64_t state_bytes_per_token; /* growing part of the state */
     ms_plan_item *items;
@@ -147,6 +152,7 @@ void ms_engine_info(const ms_engine *e, ms_model_info *out);
 typedef struct ms_engine_stats {
     uint64_t expert_accesses, expert_hits, expert_fills, expert_streams, expert_evictions;
     uint64_t expert_reads, expert_read_bytes, failed_reads, read_wait_ns;
+    uint64_t workspace_borrow_bytes;      /* of cache slots lent to long passes, all loans added up */
     uint64_t guessed_reads, guesses_used; /* lookahead */
     uint64_t decode_ns; /* decoding compressed experts */
     uint64_t buffered_files;

@@ -170,6 +170,9 @@ struct ms_backend {
     /* At least 64-byte aligned, zeroed. */
     ms_status (*alloc)(ms_backend *be, ms_memory_kind kind, size_t bytes, const char *what, void **out, ms_error *err);
     void (*release)(ms_backend *be, ms_memory_kind kind, void *p, size_t bytes);
+    /* What these bytes of an allocation hold is lost, and whole pages of them go back to the system until they are written
+     * again.  NULL where that cannot be. */
+    void (*discard)(ms_backend *be, void *p, size_t bytes);
     void (*upload)(ms_backend *be, void *dev, const void *host, size_t bytes);
     void (*download)(ms_backend *be, void *host, const void *dev, size_t bytes); /* waits */
     void (*copy)(ms_backend *be, void *dev_to, const void *dev_from, size_t bytes);

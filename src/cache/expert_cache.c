@@ -33,6 +33,7 @@ enum { CACHE_HALVINGS = 300 }; /* most of one plan: enough to forget what was be
 
 struct ms_expert_cache {
     uint32_t layers, experts, slots;
+    uint32_t usable; /* the first slots of a layer; the rest is empty */
     uint64_t leased; /* leases in all layers */
     uint32_t stamp;  /* current mark */
     ms_cache_stats stats;
@@ -90,6 +91,7 @@ ms_status ms_cache_create(ms_expert_cache **out, uint32_t layers, uint32_t exper
     c->layers = layers;
     c->experts = experts;
     c->slots = slots;
+    c->usable = slots;
     /* The widest first: the others need 4-byte alignment only. */
     c->heat = (double *)(c + 1);
     c->worth = c->heat + (size_t)layers * experts;
@@ -148,7 +150,7 @@ static uint32_t coldest_slot(const ms_expert_cache *c, uint32_t layer) {
     const double *heat = c->heat + (size_t)layer * c->experts;
     uint32_t best = CACHE_NONE;
     double least = INFINITY;
-    for (uint32_t s = 0; s < c->slots; s++) {
+    for (uint32_t s = 0; s < c->usable; s++) {
         if (slot[s].leases > 0) continue;
         double h = slot[s].expert == CACHE_NONE ? -1 : heat[slot[s].expert];
         if (h >= least) continue;
@@ -307,6 +309,25 @@ ms_status ms_cache_clear(ms_expert_cache *c, ms_error *err) {
                        (unsigned long long)c->leased);
     }
     reset(c);
+    return MS_OK;
+}
+
+static void forget_slot(ms_expert_cache *c, uint32_t layer, cache_slot *slot) {
+    if (slot->expert == CACHE_NONE) return;
+    layer_map(c, layer)[slot->expert] = CACHE_NONE;
+    slot->expert = CACHE_NONE;
+    c->stats.evictions++;
+}
+
+ms_status ms_cache_limit(ms_expert_cache *c, uint32_t slots, ms_error *err) {
+    if (slots > c->slots)
+        return ms_fail(err, MS_ERR_USAGE, "expert cache: expected a limit of at most %u slots, found %u", c->slots, slots);
+    if (c->leased > 0)
+        return ms_fail(err, MS_ERR_USAGE, "expert cache: cannot be limited, %llu leases are open",
+                       (unsigned long long)c->leased);
+    for (uint32_t layer = 0; layer < c->layers; layer++)
+        for (uint32_t s = slots; s < c->slots; s++) forget_slot(c, layer, &layer_slots(c, layer)[s]);
+    c->usable = slots;
     return MS_OK;
 }
 

@@ -9,7 +9,7 @@
  *
  * Owns: its tables.  Threads: one.
  * Invariants (ms_cache_check): an expert is in at most one slot of its layer; slot and expert maps agree; heat is
- *   finite; a reserved slot is leased; lease counts equal plans minus releases.
+ *   finite; a reserved slot is leased; lease counts equal plans minus releases; a slot beyond the limit is empty.
  * The policy never changes results, only which reads happen.
  */
 #ifndef MS_CACHE_EXPERT_CACHE_H
@@ -62,6 +62,9 @@ bool ms_cache_resident(const ms_expert_cache *c, uint32_t layer, uint32_t expert
 uint32_t ms_cache_ranked(const ms_expert_cache *c, uint32_t layer, uint32_t *out);
 /* Forgets which expert is where and all heat (counters stay); MS_ERR_USAGE while anything is leased. */
 ms_status ms_cache_clear(ms_expert_cache *c, ms_error *err);
+/* From now on only the first `slots` of every layer are used; the experts in the others are forgotten, and slots that come
+ * back are empty.  MS_ERR_USAGE while anything is leased, or for more slots than there are. */
+ms_status ms_cache_limit(ms_expert_cache *c, uint32_t slots, ms_error *err);
 ms_status ms_cache_check(const ms_expert_cache *c, ms_error *err);
 
 typedef struct ms_cache_stats {

@@ -33,6 +33,7 @@ typedef struct ahead_read {
 } ahead_read;
 
 #define CHUNK_BYTES (1ull << 30) /* of slots */
+enum { LEND_PAGE = 4096 };
 
 /* An expert on its way from staging into its slot. */
 typedef struct installing {
@@ -87,14 +88,29 @@ struct ms_expert_service {
     double guessed, right;              /* experts */
     uint64_t judged_ns, judged_wait_ns; /* clock and waiting time when they were last judged */
     uint64_t ahead_reads, ahead_used;
+
+    uint64_t lent_bytes; /* counted again with every loan */
 };
 
 static uint32_t scratch_slots(const ms_expert_table *t, const ms_expert_service_options *o) {
-    return o->slots >= t->expert_count ? 0 : MS_SCRATCH_SLOTS;
+    return o->slots - o->lent >= t->expert_count ? 0 : MS_SCRATCH_SLOTS;
 }
 
 uint64_t ms_expert_slot_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
     return (uint64_t)t->layer_count * o->slots * t->expert_bytes;
+}
+
+/* Slots of one chunk. */
+static uint32_t slots_of_chunk(uint64_t expert_bytes, uint32_t slots) {
+    uint64_t fit = CHUNK_BYTES / expert_bytes;
+    return fit < 1 ? 1 : fit < slots ? (uint32_t)fit : slots;
+}
+
+uint64_t ms_expert_lent_bytes(const ms_expert_table *t, const ms_expert_service_options *o) {
+    if (o->lent == 0) return 0;
+    uint64_t bytes = o->lent * t->expert_bytes, chunks = o->lent / slots_of_chunk(t->expert_bytes, o->slots) + 2;
+    uint64_t ends = chunks * 2 * LEND_PAGE; /* pages that are not whole stay */
+    return bytes > ends ? t->layer_count * (bytes - ends) : 0;
 }
 
 uint64_t ms_expert_staging_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o) {
@@ -190,9 +206,8 @@ static ms_status add_expert_files(ms_expert_service *s, ms_error *err) {
 
 /* Some devices give no very large pieces. */
 static void choose_chunks(ms_expert_service *s) {
-    uint64_t fit = CHUNK_BYTES / s->expert_bytes;
     uint32_t slots = s->options.slots;
-    s->chunk_slots = fit < 1 ? 1 : fit < slots ? (uint32_t)fit : slots;
+    s->chunk_slots = slots_of_chunk(s->expert_bytes, slots);
     s->layer_chunks = slots ? (slots - 1) / s->chunk_slots + 1 : 0;
 }
 
@@ -608,6 +623,29 @@ ms_status ms_expert_service_forget(ms_expert_service *s, ms_error *err) {
     return ms_cache_clear(s->cache, err);
 }
 
+/* The memory of slots [first, slots) of a layer. */
+static void discard_slots(ms_expert_service *s, uint32_t layer, uint32_t first) {
+    for (uint32_t slot = first; slot < s->options.slots;) {
+        uint32_t chunk = slot / s->chunk_slots, end = (chunk + 1) * s->chunk_slots;
+        if (end > s->options.slots) end = s->options.slots;
+        uint8_t *base = s->slot_chunks[(size_t)layer * s->layer_chunks + chunk];
+        size_t skip = (size_t)((slot % s->chunk_slots) * s->expert_bytes), bytes = (size_t)((end - slot) * s->expert_bytes);
+        s->backend->discard(s->backend, base + skip, bytes);
+        s->lent_bytes += bytes;
+        slot = end;
+    }
+}
+
+ms_status ms_expert_service_lend(ms_expert_service *s, uint32_t slots, ms_error *err) {
+    if (s->open) return ms_fail(err, MS_ERR_INTERNAL, "an expert request is open");
+    if (slots > s->options.lent || (slots && !s->backend->discard))
+        return ms_fail(err, MS_ERR_INTERNAL, "expected at most %u slots to lend, found %u", s->options.lent, slots);
+    uint32_t first = s->options.slots - slots;
+    MS_TRY(ms_cache_limit(s->cache, first, err));
+    for (uint32_t layer = 0; layer < s->table->layer_count; layer++) discard_slots(s, layer, first);
+    return MS_OK;
+}
+
 void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {
     ms_cache_stats c;
     ms_reader_stats r;
@@ -624,6 +662,7 @@ void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {
                              .failed_reads = r.failed_reads,
                              .read_wait_ns = r.wait_ns,
                              .buffered_files = r.buffered_files,
+                             .workspace_borrow_bytes = s->lent_bytes,
                              .guessed_reads = s->ahead_reads,
                              .guesses_used = s->ahead_used,
                              .direct = r.direct,

@@ -28,6 +28,7 @@ typedef struct ms_expert_service ms_expert_service;
 typedef struct ms_expert_service_options {
     ms_expert_shape shape;
     uint32_t slots;       /* a layer */
+    uint32_t lent;        /* of them, most that are ever lent */
     uint32_t staging;     /* read buffers */
     uint32_t read_depth;
     bool buffered, no_uring;
@@ -41,6 +42,8 @@ typedef struct ms_expert_service_options {
 enum { MS_SCRATCH_SLOTS = 4 };
 
 uint64_t ms_expert_slot_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
+/* What lending o->lent slots a layer gives back for certain. */
+uint64_t ms_expert_lent_bytes(const ms_expert_table *t, const ms_expert_service_options *o);
 uint64_t ms_expert_staging_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
 uint64_t ms_expert_scratch_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
 uint64_t ms_expert_table_bytes_total(const ms_expert_table *t, const ms_expert_service_options *o);
@@ -102,6 +105,10 @@ const ms_expert_watch *ms_expert_service_watching(const ms_expert_service *s);
 uint32_t ms_expert_service_resident(const ms_expert_service *s, uint32_t moe_layer, uint32_t *out);
 /* Between requests: empties the cache and ends guessed reads. */
 ms_status ms_expert_service_forget(ms_expert_service *s, ms_error *err);
+
+/* Between requests: the last `slots` of every layer are not used, and their memory is the caller's until he lends fewer; what
+ * was in them is forgotten.  0: all are used again.  At most options->lent, of a backend that can discard. */
+ms_status ms_expert_service_lend(ms_expert_service *s, uint32_t slots, ms_error *err);
 
 void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out);
 /* For tests, between requests: the cache's invariants, nothing leased, no read pending.  Forgets what the cache holds. */

@@ -300,6 +300,7 @@ static void log_prefill_complete(run *r) {
     ms_log_real(&l, "seconds", seconds(ns));
     ms_log_real(&l, "rate", ns ? (double)evaluated / seconds(ns) : 0);
     ms_log_u64(&l, "read", now.expert_read_bytes - r->before.expert_read_bytes);
+    ms_log_u64(&l, "workspace_borrow", now.workspace_borrow_bytes - r->before.workspace_borrow_bytes);
     ms_log_end(&l);
     if (evaluated) log_prefill_io(r, &now);
 }
@@ -614,6 +615,7 @@ static void count_engine(ms_generator *g) {
     atomic_store(&g->metrics->expert_hits, now.expert_hits);
     atomic_store(&g->metrics->expert_accesses, now.expert_accesses);
     atomic_store(&g->metrics->expert_read_bytes, now.expert_read_bytes);
+    atomic_store(&g->metrics->borrowed_bytes, now.workspace_borrow_bytes);
 }
 
 /* From the chosen beginning to the end of the prompt. */

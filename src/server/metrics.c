@@ -70,4 +70,5 @@ void ms_metrics_write(ms_metrics *m, ms_text *out) {
     counter(out, "expert_cache_hits_total", "Experts found in the cache.", &m->expert_hits);
     counter(out, "expert_cache_accesses_total", "Experts looked for in the cache.", &m->expert_accesses);
     counter(out, "expert_read_bytes_total", "Bytes of experts read.", &m->expert_read_bytes);
+    counter(out, "workspace_borrow_bytes_total", "Bytes of cache slots that long passes borrowed.", &m->borrowed_bytes);
 }

@@ -25,7 +25,7 @@ typedef struct ms_metrics {
     ms_counter prompt_tokens, prompt_tokens_reused, completion_tokens, reasoning_tokens;
     ms_counter prefill_us, decode_us;
     ms_counter busy_rejections, deadline_exceeded, cancelled[MS_CANCEL_PHASES]; /* queue, prefill, decode */
-    ms_counter expert_hits, expert_accesses, expert_read_bytes;                 /* of the engine, since it was opened */
+    ms_counter expert_hits, expert_accesses, expert_read_bytes, borrowed_bytes; /* of the engine, since it was opened */
     ms_histogram first_token, decode_token;
 } ms_metrics;
 

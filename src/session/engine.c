@@ -57,6 +57,16 @@ static ms_status check_backend(const ms_engine *e, const ms_scratch_need *need, 
     return MS_OK;
 }
 
+ms_status ms_engine_reserve_scratch(ms_engine *e, uint32_t rows, ms_error *err) {
+    ms_scratch_need need;
+    if (e->scratch_rows == rows) return MS_OK;
+    e->scratch_rows = 0;
+    e->model.lane->scratch_need(e->model.config, rows, e->options.context, &need);
+    MS_TRY(e->backend->scratch_reserve(e->backend, &need, err));
+    e->scratch_rows = rows;
+    return MS_OK;
+}
+
 static ms_status reserve_scratch(ms_engine *e, ms_error *err) {
     const ms_engine_options *o = &e->options;
     if (!strcmp(e->backend->kernels, "scalar") && !o->kernels)
@@ -65,7 +75,7 @@ static ms_status reserve_scratch(ms_engine *e, ms_error *err) {
     e->model.lane->scratch_need(e->model.config, o->range_rows, o->context, &need);
     MS_TRY(e->model.lane->statics(e->model.config, o->static_format, &e->statics, err));
     MS_TRY(check_backend(e, &need, err));
-    return e->backend->scratch_reserve(e->backend, &need, err);
+    return ms_engine_reserve_scratch(e, e->plan->usual_rows, err);
 }
 
 static ms_status load(ms_engine *e, ms_error *err) {
@@ -82,6 +92,7 @@ static ms_status load(ms_engine *e, ms_error *err) {
     MS_TRY(ms_statics_load(e->backend, e->model.checkpoint, &e->statics, e->weights, &lo, err));
     ms_expert_service_options eo = {.shape = e->model.info.expert_shape,
                                     .slots = o->experts,
+                                    .lent = e->plan->lent_slots,
                                     .staging = o->staging,
                                     .read_depth = o->read_depth,
                                     .buffered = o->buffered_reads,

@@ -34,6 +34,7 @@ struct ms_engine {
     ms_static_list statics;
     ms_expert_service *experts;
     uint32_t sessions;
+    uint32_t scratch_rows; /* of a pass, for which the backend's scratch is reserved; 0: none is */
     uint32_t logit_rows; /* rows of a logits batch */
 };
 
@@ -41,6 +42,9 @@ struct ms_engine {
  * NULL: it is closed. */
 ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_options *options, ms_engine_options *resolved,
                             ms_backend **backend, ms_error *err);
+
+/* Scratch of the backend for passes of at most `rows` rows; what was reserved is given up first. */
+ms_status ms_engine_reserve_scratch(ms_engine *e, uint32_t rows, ms_error *err);
 
 /* Rows of one logits batch. */
 uint32_t ms_plan_logit_rows(const ms_lane_info *info, const ms_engine_options *resolved);

@@ -148,19 +148,19 @@ uint32_t ms_plan_logit_rows(const ms_lane_info *info, const ms_engine_options *o
 
 static ms_status plan_workspace(ledger *l, const ms_model *m, const ms_engine_options *o, ms_backend *be,
                                 ms_error *err) {
-    uint32_t n = m->lane->workspace(m->config, o->range_rows, NULL);
+    uint32_t rows = l->plan->usual_rows, n = m->lane->workspace(m->config, rows, NULL);
     ms_workspace_item *items = calloc(n ? n : 1, sizeof *items);
     if (!items) return ms_fail_memory(err, "workspace items", n * sizeof *items);
-    m->lane->workspace(m->config, o->range_rows, items);
+    m->lane->workspace(m->config, rows, items);
     for (uint32_t i = 0; i < n; i++) add(l, items[i].host ? HOST : DEVICE, g_workspace, items[i].name, items[i].bytes);
     free(items);
     ms_scratch_need need;
-    m->lane->scratch_need(m->config, o->range_rows, o->context, &need);
+    m->lane->scratch_need(m->config, rows, o->context, &need);
     uint64_t scratch = be->scratch_bytes(be, &need), host = be->scratch_host_bytes(be, &need);
     add(l, DEVICE, g_workspace, "kernel scratch", scratch - host);
     add(l, HOST, g_workspace, "kernel scratch", host);
     /* device rows as f32; on the host one pass as stored and widened */
-    uint64_t embedding = (uint64_t)o->range_rows * m->info.hidden, logits = 4ull * m->info.vocab;
+    uint64_t embedding = (uint64_t)rows * m->info.hidden, logits = 4ull * m->info.vocab;
     add(l, DEVICE, g_workspace, "embedding rows", embedding * 4);
     add(l, HOST, g_workspace, "embedding rows", embedding * (4 + 2));
     uint64_t batch = ms_plan_logit_rows(&m->info, o);
@@ -170,8 +170,11 @@ static ms_status plan_workspace(ledger *l, const ms_model *m, const ms_engine_op
 }
 
 static void plan_experts(ledger *l, const ms_model *m, const ms_engine_options *o) {
-    ms_expert_service_options eo = {
-        .shape = m->info.expert_shape, .slots = o->experts, .staging = o->staging, .read_depth = o->read_depth};
+    ms_expert_service_options eo = {.shape = m->info.expert_shape,
+                                    .slots = o->experts,
+                                    .lent = l->plan->lent_slots,
+                                    .staging = o->staging,
+                                    .read_depth = o->read_depth};
     add(l, DEVICE, g_cache, "expert slots", ms_expert_slot_bytes_total(&m->experts, &eo));
     add(l, HOST, g_staging, "expert read buffers", ms_expert_staging_bytes_total(&m->experts, &eo));
     add(l, DEVICE, g_staging, "expert scratch slots", ms_expert_scratch_bytes_total(&m->experts, &eo));
@@ -193,7 +196,8 @@ static void plan_process(ledger *l, const ms_model *m, const ms_engine_options *
     add(l, HOST, g_process, "program", PROCESS_BASE_BYTES);
 }
 
-/* Scratch sizes depend on kernels and threads, so the backend that will run answers for them. */
+/* Scratch sizes depend on kernels and threads, so the backend that will run answers for them.  p has usual_rows and
+ * lent_slots. */
 static ms_status fill(ms_plan *p, const ms_model *m, const ms_engine_options *o, ms_backend *be, ms_error *err) {
     ledger l = {.plan = p};
     uint64_t device_bytes;
@@ -238,10 +242,12 @@ static void judge(ms_plan *p, const ms_engine_options *o, const ms_memory_limit 
               sum_or_max(p->device_total_bytes, p->device_reserve_bytes) <= p->device_available_bytes;
 }
 
-static ms_status make_plan(ms_plan **out, const ms_model *m, const ms_engine_options *o, ms_backend *be,
-                           const ms_memory_limit *limit, ms_error *err) {
+static ms_status plan_with(ms_plan **out, const ms_model *m, const ms_engine_options *o, ms_backend *be,
+                           const ms_memory_limit *limit, uint32_t usual_rows, uint32_t lent_slots, ms_error *err) {
     ms_plan *p = calloc(1, sizeof *p);
     if (!p) return ms_fail_memory(err, "plan", sizeof *p);
+    p->usual_rows = usual_rows;
+    p->lent_slots = lent_slots;
     ms_status st = fill(p, m, o, be, err);
     if (st != MS_OK) {
         ms_plan_destroy(p);
@@ -249,6 +255,54 @@ static ms_status make_plan(ms_plan **out, const ms_model *m, const ms_engine_opt
     }
     judge(p, o, limit);
     *out = p;
+    return MS_OK;
+}
+
+/* Slots a layer that a long pass has to borrow to fit; 0: not even all of them are enough. */
+static uint32_t slots_to_lend(const ms_plan *long_pass, const ms_model *m, const ms_engine_options *o, uint64_t *bytes) {
+    uint64_t want = sum_or_max(long_pass->total_bytes, long_pass->reserve_bytes);
+    ms_expert_service_options eo = {.slots = o->experts};
+    uint64_t missing = want - long_pass->available_bytes;
+    for (eo.lent = 1; eo.lent <= o->experts; eo.lent++) {
+        *bytes = ms_expert_lent_bytes(&m->experts, &eo);
+        if (*bytes >= missing) return eo.lent;
+    }
+    return 0;
+}
+
+/* A plan whose long passes borrow slots; *out stays NULL when that does not fit either. */
+static ms_status plan_loan(ms_plan **out, const ms_model *m, const ms_engine_options *o, ms_backend *be,
+                           const ms_memory_limit *limit, ms_error *err) {
+    ms_plan *usual, *longer;
+    *out = NULL;
+    uint32_t rows = (uint32_t)min_u64(DEFAULT_RANGE, o->range_rows);
+    if (rows == o->range_rows || !be->discard || o->experts == 0) return MS_OK;
+    MS_TRY(plan_with(&usual, m, o, be, limit, rows, 1, err));
+    ms_status st = plan_with(&longer, m, o, be, limit, o->range_rows, 1, err);
+    if (st == MS_OK) {
+        usual->lent_slots = longer->fits ? 0 : slots_to_lend(longer, m, o, &usual->lent_bytes);
+        ms_plan_destroy(longer);
+    }
+    if (st == MS_OK && usual->fits && usual->lent_slots) {
+        *out = usual;
+    } else {
+        ms_plan_destroy(usual);
+    }
+    return st;
+}
+
+static ms_status make_plan(ms_plan **out, const ms_model *m, const ms_engine_options *o, ms_backend *be,
+                           const ms_memory_limit *limit, ms_error *err) {
+    ms_plan *p, *loan;
+    MS_TRY(plan_with(&p, m, o, be, limit, o->range_rows, 0, err));
+    ms_status st = p->fits || p->has_device ? MS_OK : plan_loan(&loan, m, o, be, limit, err);
+    if (st != MS_OK || p->fits || p->has_device || !loan) {
+        if (st == MS_OK) *out = p;
+        else ms_plan_destroy(p);
+        return st;
+    }
+    ms_plan_destroy(p);
+    *out = loan;
     return MS_OK;
 }
 
@@ -303,6 +357,8 @@ ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_op
     ms_plan *p = NULL;
     bool any_range = options->range_rows == MS_RANGE_AUTO;
     ms_status st = ms_memory_limit_read(&limit, NULL, err);
+    if (st == MS_OK && options->memory_bytes && (!backend || options->memory_bytes < limit.limit_bytes))
+        limit.limit_bytes = options->memory_bytes;
     if (st == MS_OK && options->experts == MS_DEFAULT_EXPERTS)
         st = fill_device(m, resolved, any_range, be, &limit, err);
     if (st == MS_OK)

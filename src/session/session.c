@@ -15,32 +15,6 @@ static ms_status alloc_device(ms_session *s, const char *what, uint64_t bytes, v
     return be->alloc(be, MS_MEM_DEVICE, (size_t)bytes, what, out, err);
 }
 
-/* Zeroed by writing: what the plan counts is resident from the start, so that nothing grows while the model runs. */
-static ms_status alloc_host(const char *what, uint64_t bytes, void **out, ms_error *err) {
-    enum { LINE = 64 };
-    size_t size = bytes < SIZE_MAX / 2 ? (size_t)ms_align_up(bytes ? bytes : 1, LINE) : 0;
-    *out = size ? aligned_alloc(LINE, size) : NULL;
-    if (!*out) return ms_fail_memory(err, what, (size_t)bytes);
-    memset(*out, 0, size);
-    return MS_OK;
-}
-
-static ms_status create_workspace(ms_session *s, ms_error *err) {
-    const ms_engine *e = s->engine;
-    uint32_t rows = e->options.range_rows;
-    uint32_t n = e->model.lane->workspace(e->model.config, rows, NULL);
-    MS_TRY(alloc_host("workspace items", n * sizeof *s->workspace_items, (void **)&s->workspace_items, err));
-    MS_TRY(alloc_host("workspace table", n * sizeof *s->workspace, (void **)&s->workspace, err));
-    e->model.lane->workspace(e->model.config, rows, s->workspace_items);
-    s->workspace_count = n;
-    for (uint32_t i = 0; i < n; i++) {
-        const ms_workspace_item *w = &s->workspace_items[i];
-        MS_TRY(w->host ? alloc_host(w->name, w->bytes, &s->workspace[i], err)
-                       : alloc_device(s, w->name, w->bytes, &s->workspace[i], err));
-    }
-    return MS_OK;
-}
-
 static ms_status create_state(ms_session *s, ms_error *err) {
     const ms_engine *e = s->engine;
     uint32_t n = e->model.lane->state_parts(e->model.config, e->options.precision, NULL);
@@ -53,17 +27,14 @@ static ms_status create_state(ms_session *s, ms_error *err) {
     return st;
 }
 
-/* Sizes here are the ledger's "embedding rows", "logits" and "token history". */
+/* Sizes here are the ledger's "logits" and "token history". */
 static ms_status create_buffers(ms_session *s, ms_error *err) {
     const ms_engine *e = s->engine;
     const ms_lane_info *info = &e->model.info;
-    uint64_t embed = (uint64_t)e->options.range_rows * info->hidden, batch = (uint64_t)e->logit_rows * info->vocab;
-    MS_TRY(alloc_host("token history", e->options.context * sizeof *s->tokens, (void **)&s->tokens, err));
-    MS_TRY(alloc_host("logits", info->vocab * sizeof(float), (void **)&s->logits, err));
-    MS_TRY(alloc_host("logits batch", batch * sizeof(float), (void **)&s->sink_logits, err));
-    MS_TRY(alloc_host("embedding rows", embed * sizeof(uint16_t), (void **)&s->embed_host, err));
-    MS_TRY(alloc_host("embedding rows", embed * sizeof(float), (void **)&s->embed_f32, err));
-    MS_TRY(alloc_device(s, "embedding rows", embed * sizeof(float), (void **)&s->embedding, err));
+    uint64_t batch = (uint64_t)e->logit_rows * info->vocab;
+    MS_TRY(ms_host_alloc("token history", e->options.context * sizeof *s->tokens, (void **)&s->tokens, err));
+    MS_TRY(ms_host_alloc("logits", info->vocab * sizeof(float), (void **)&s->logits, err));
+    MS_TRY(ms_host_alloc("logits batch", batch * sizeof(float), (void **)&s->sink_logits, err));
     return alloc_device(s, "logits batch", batch * sizeof(float), (void **)&s->dev_logits, err);
 }
 
@@ -74,7 +45,7 @@ ms_status ms_session_create(ms_session **out, ms_engine *e, ms_error *err) {
     e->sessions++;
     atomic_init(&s->cancel, false);
     ms_status st = create_state(s, err);
-    if (st == MS_OK) st = create_workspace(s, err);
+    if (st == MS_OK) st = ms_pass_memory_create(&s->memory, e, e->plan->usual_rows, err);
     if (st == MS_OK) st = create_buffers(s, err);
     if (st != MS_OK) {
         ms_session_destroy(s);
@@ -90,24 +61,12 @@ void ms_session_destroy(ms_session *s) {
     ms_backend *be = e->backend;
     ms_session_detach_snapshots(s);
     ms_state_destroy(&s->state);
-    for (uint32_t i = 0; s->workspace && i < s->workspace_count; i++) {
-        const ms_workspace_item *w = &s->workspace_items[i];
-        if (w->host)
-            free(s->workspace[i]);
-        else if (s->workspace[i])
-            be->release(be, MS_MEM_DEVICE, s->workspace[i], (size_t)w->bytes);
-    }
-    uint64_t embed = (uint64_t)e->options.range_rows * e->model.info.hidden;
+    ms_pass_memory_destroy(&s->memory, e);
     uint64_t batch = (uint64_t)e->logit_rows * e->model.info.vocab;
-    if (s->embedding) be->release(be, MS_MEM_DEVICE, s->embedding, (size_t)(embed * sizeof(float)));
     if (s->dev_logits) be->release(be, MS_MEM_DEVICE, s->dev_logits, (size_t)(batch * sizeof(float)));
-    free(s->workspace);
-    free(s->workspace_items);
     free(s->tokens);
     free(s->logits);
     free(s->sink_logits);
-    free(s->embed_host);
-    free(s->embed_f32);
     e->sessions--;
     free(s);
 }
@@ -118,8 +77,8 @@ static bool is_finite(float x) { return (ms_f32_bits(x) & 0x7f800000u) != 0x7f80
 static ms_status embed_row(ms_session *s, uint32_t id, uint32_t row, ms_error *err) {
     const ms_model *m = &s->engine->model;
     uint32_t hidden = m->info.hidden;
-    uint16_t *stored = s->embed_host + (size_t)row * hidden;
-    float *x = s->embed_f32 + (size_t)row * hidden;
+    uint16_t *stored = s->memory.embed_host + (size_t)row * hidden;
+    float *x = s->memory.embed_f32 + (size_t)row * hidden;
     ms_status st = ms_checkpoint_read(m->checkpoint, m->embed, (uint64_t)id * hidden * sizeof *stored, stored,
                                       hidden * sizeof *stored, err);
     for (uint32_t i = 0; i < hidden && st == MS_OK; i++) {
@@ -134,7 +93,7 @@ static ms_status embed_row(ms_session *s, uint32_t id, uint32_t row, ms_error *e
 static ms_status embed(ms_session *s, const uint32_t *ids, uint32_t n, ms_error *err) {
     ms_backend *be = s->engine->backend;
     for (uint32_t i = 0; i < n; i++) MS_TRY(embed_row(s, ids[i], i, err));
-    be->upload(be, s->embedding, s->embed_f32, (size_t)n * s->engine->model.info.hidden * sizeof(float));
+    be->upload(be, s->memory.embedding, s->memory.embed_f32, (size_t)n * s->engine->model.info.hidden * sizeof(float));
     return MS_OK;
 }
 
@@ -202,10 +161,10 @@ static ms_status pass(forwarding *f, const uint32_t *ids, uint32_t n, bool last,
                   .weights = e->weights,
                   .state = &s->state,
                   .experts = e->experts,
-                  .workspace = s->workspace,
+                  .workspace = s->memory.workspace,
                   .rows = n,
-                  .max_rows = e->options.range_rows,
-                  .embedding = s->embedding,
+                  .max_rows = s->memory.rows,
+                  .embedding = s->memory.embedding,
                   .want_logits = f->o->all_logits ? n : last,
                   .logits = s->dev_logits,
                   .logit_rows = e->logit_rows,
@@ -243,24 +202,36 @@ static ms_status check(const ms_session *s, const uint32_t *ids, size_t count, m
     return MS_OK;
 }
 
+static ms_status passes(forwarding *f, const uint32_t *ids, size_t count, uint32_t range, ms_error *err) {
+    uint64_t n = (count + range - 1) / range;
+    f->unit = range == 1 ? MS_PROGRESS_TOKEN : MS_PROGRESS_LAYER;
+    f->total = range == 1 ? count : n * f->s->engine->model.info.layers;
+    for (size_t at = 0; at < count;) {
+        uint32_t rows = count - at < range ? (uint32_t)(count - at) : range;
+        MS_TRY(pass(f, ids + at, rows, at + rows == count, err));
+        at += rows;
+    }
+    return MS_OK;
+}
+
 ms_status ms_session_forward(ms_session *s, const uint32_t *ids, size_t count, const ms_forward_options *options,
                              ms_error *err) {
     static const ms_forward_options plain = {0};
     forwarding f = {.s = s, .o = options ? options : &plain};
+    ms_engine *e = s->engine;
     MS_TRY(check(s, ids, count, err));
-    uint32_t max = s->engine->options.range_rows;
-    uint32_t range = f.o->range && f.o->range < max ? f.o->range : max;
-    uint64_t passes = (count + range - 1) / range;
-    f.unit = range == 1 ? MS_PROGRESS_TOKEN : MS_PROGRESS_LAYER;
-    f.total = range == 1 ? count : passes * s->engine->model.info.layers;
+    uint32_t usual = e->plan->usual_rows, rows = ms_pass_rows(e, count);
+    if (f.o->range && f.o->range < rows) rows = f.o->range;
     s->has_logits = false;
-    for (size_t at = 0; at < count;) {
-        uint32_t n = count - at < range ? (uint32_t)(count - at) : range;
-        MS_TRY(pass(&f, ids + at, n, at + n == count, err));
-        at += n;
+    ms_status st = rows > usual ? ms_pass_memory_borrow(&s->memory, e, rows, err)
+                                : ms_pass_memory_create(&s->memory, e, usual, err);
+    if (st == MS_OK) st = passes(&f, ids, count, rows, err);
+    if (rows > usual) {
+        ms_status back = ms_pass_memory_return(&s->memory, e, st == MS_OK ? err : NULL);
+        if (st == MS_OK) st = back;
     }
-    s->has_logits = true;
-    return MS_OK;
+    s->has_logits = st == MS_OK;
+    return st;
 }
 
 const float *ms_session_logits(const ms_session *s) { return s->has_logits ? s->logits : NULL; }

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "session/engine.h"
+#include "session/pass_memory.h"
 
 struct ms_session {
     ms_engine *engine;
@@ -19,14 +20,9 @@ struct ms_session {
     ms_snapshot *snapshots; /* living snapshots of this session, linked */
     float *logits;       /* host [vocab] */
     bool has_logits;
-    float *embedding;    /* device [range_rows][hidden] */
     float *dev_logits;   /* device [logit_rows][vocab] */
-    uint16_t *embed_host; /* host staging, one pass of embedding rows, bf16 */
-    float *embed_f32;    /* host, the same widened */
     float *sink_logits;  /* host [logit_rows][vocab] */
-    void **workspace;
-    ms_workspace_item *workspace_items;
-    uint32_t workspace_count;
+    ms_pass_memory memory;
     atomic_bool cancel;
 };
 

@@ -139,8 +139,7 @@ static bool is_listed(const bundle_files *files, const char *name) {
     return !strcmp(name, bundle_json);
 }
 
-/* Nothing is there that bundle.json does not name. */
-static ms_status check_nothing_more(const char *dir, const char *below, const bundle_files *files, ms_error *err) {
+static ms_status nothing_more_below(const char *dir, const char *below, const bundle_files *files, ms_error *err) {
     char path[MZG2_PATH];
     MS_TRY(mzg2_path(path, dir, below, err));
     DIR *d = opendir(path);
@@ -154,13 +153,17 @@ static ms_status check_nothing_more(const char *dir, const char *below, const bu
         char full[2 * MZG2_PATH];
         (void)snprintf(full, sizeof full, "%s/%s", path, e->d_name);
         if (lstat(full, &s) == 0 && S_ISDIR(s.st_mode))
-            st = check_nothing_more(dir, name, files, err);
+            st = nothing_more_below(dir, name, files, err);
         else if (!is_listed(files, name))
             st =
                 ms_fail(err, MS_ERR_FORMAT, "%s: expected only files that %s names, found this one", full, bundle_json);
     }
     (void)closedir(d);
     return st;
+}
+
+ms_status bundle_nothing_more(const char *dir, const bundle_files *files, ms_error *err) {
+    return nothing_more_below(dir, "", files, err);
 }
 
 ms_status ms_bundle_verify(const char *dir, const ms_mzg2_job_options *o, ms_bundle_report *report, ms_error *err) {
@@ -173,7 +176,7 @@ ms_status ms_bundle_verify(const char *dir, const ms_mzg2_job_options *o, ms_bun
     if (st == MS_OK && !found)
         st = ms_fail(err, MS_ERR_FORMAT, "%s: expected a bundle with %s, found none", dir, bundle_json);
     if (st == MS_OK) st = check_files(dir, &files, report, o, err);
-    if (st == MS_OK) st = check_nothing_more(dir, "", &files, err);
+    if (st == MS_OK) st = bundle_nothing_more(dir, &files, err);
     bundle_files_free(&files);
     MS_TRY(st);
     MS_TRY(mzg2_path(store, dir, ms_bundle_store_name, err));

@@ -69,13 +69,14 @@ static ms_status write_small(making *m, const char *name, const void *data, size
     return note_file(m, name, sha, err);
 }
 
-/* Config, tokenizer, licences and whatever else lies beside the shards. */
+/* Config, tokenizer, licences and whatever else lies beside the shards; not what has a name that the bundle needs. */
 static bool is_small_file(const struct dirent *e) {
     size_t n = strlen(e->d_name);
     static const char shard[] = ".safetensors";
     if (e->d_name[0] == '.' || n >= BUNDLE_NAME - 8) return false;
     if (n >= sizeof shard - 1 && !strcmp(e->d_name + n - (sizeof shard - 1), shard)) return false;
-    return strcmp(e->d_name, bundle_index) != 0;
+    return strcmp(e->d_name, bundle_index) != 0 && strcmp(e->d_name, bundle_json) != 0 &&
+           strcmp(e->d_name, ms_bundle_store_name) != 0;
 }
 static int by_name(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
 
@@ -232,6 +233,22 @@ static ms_status lock_partial(making *m, ms_error *err) {
     return MS_OK;
 }
 
+/* Without a state the folder is new, or a finished bundle that only has to be renamed. */
+static ms_status check_new(const making *m, ms_error *err) {
+    char path[MZG2_PATH];
+    struct stat st;
+    struct dirent **entries = NULL;
+    MS_TRY(mzg2_path(path, m->partial, bundle_json, err));
+    if (lstat(path, &st) == 0) return MS_OK;
+    int n = scandir(m->partial, &entries, NULL, NULL);
+    if (n < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: list", m->partial);
+    for (int i = 0; i < n; i++) free(entries[i]);
+    free(entries);
+    if (n <= 2) return MS_OK; /* . and .. */
+    return ms_fail(err, MS_ERR_USAGE, "%s: expected an unfinished bundle with %s, found other files: move them away",
+                   m->partial, state_name);
+}
+
 static ms_status begin(making *m, const char *dir, ms_error *err) {
     size_t n = strlen(dir);
     struct stat st;
@@ -260,7 +277,10 @@ static ms_status begin(making *m, const char *dir, ms_error *err) {
         return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", m->partial);
     MS_TRY(lock_partial(m, err));
     MS_TRY(mzg2_path(path, m->partial, state_name, err));
-    if (lstat(path, &st) != 0) return write_file(path, m->identity.data, m->identity.len, sha, err);
+    if (lstat(path, &st) != 0) {
+        MS_TRY(check_new(m, err));
+        return write_file(path, m->identity.data, m->identity.len, sha, err);
+    }
     MS_TRY(ms_file_read_all(path, MAX_STATE, &text, &length, err));
     bool same = length == m->identity.len && memcmp(text, m->identity.data, length) == 0;
     free(text);
@@ -307,6 +327,7 @@ static ms_status publish(making *m, ms_error *err) {
     MS_TRY(mzg2_sync_dir(m->partial, err));
     MS_TRY(mzg2_path(path, m->partial, state_name, err));
     if (unlink(path) != 0 && errno != ENOENT) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: remove", path);
+    MS_TRY(bundle_nothing_more(m->partial, &m->files, err));
     MS_TRY(mzg2_sync_dir(m->partial, err));
     if (renameat2(AT_FDCWD, m->partial, AT_FDCWD, m->dir, RENAME_NOREPLACE) != 0)
         return ms_fail_errno(err, errno == EEXIST ? MS_ERR_USAGE : MS_ERR_IO, errno, "%s: rename from %s", m->dir,
@@ -337,6 +358,7 @@ ms_status ms_bundle_build(const char *dir, const ms_mzg2_source *source, const c
     m->report = report;
     *report = (ms_bundle_report){0};
     ms_status st = make(m, dir, err);
+    if (st != MS_OK && m->partial[0]) (void)rmdir(m->partial); /* goes only if nothing came into it */
     if (m->lock >= 0) (void)close(m->lock);
     bundle_files_free(&m->files);
     ms_text_free(&m->identity);

@@ -23,6 +23,9 @@ typedef struct bundle_files {
 ms_status bundle_files_add(bundle_files *f, const bundle_file *one, ms_error *err);
 void bundle_files_free(bundle_files *f);
 
+/* MS_ERR_FORMAT when the folder holds a file that is neither listed nor bundle.json. */
+ms_status bundle_nothing_more(const char *dir, const bundle_files *files, ms_error *err);
+
 /* files may be NULL.  *found: there is a bundle.json. */
 ms_status bundle_read_json(ms_bundle *out, bundle_files *files, const char *dir, bool *found,
                            uint8_t sha[MS_SHA256_BYTES], ms_error *err);

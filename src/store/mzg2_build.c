@@ -5,6 +5,7 @@
  */
 #include "store/mzg2_build.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -191,11 +192,42 @@ static ms_status resume(build *b, const char *path, const char *text, size_t len
     return st;
 }
 
+static bool is_ours(const build *b, const char *name) {
+    char layer[MS_MZG2_NAME];
+    static const char *const fixed[] = {".", "..", state_name, manifest_name, cold_name};
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        if (!strcmp(name, fixed[i])) return true;
+    for (uint32_t i = 0; i < b->m.identity.layers; i++) {
+        ms_mzg2_layer_name(layer, b->source->experts->layers[i]);
+        if (!strcmp(name, layer)) return true;
+    }
+    return false;
+}
+
+/* Whatever lies in the folder is published with it, so nothing else may. */
+static ms_status only_ours(const build *b, ms_error *err) {
+    DIR *dir = opendir(b->partial);
+    if (!dir) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: list", b->partial);
+    ms_status st = MS_OK;
+    for (const struct dirent *e; st == MS_OK && (e = readdir(dir));) {
+        size_t n = mzg2_output_name(e->d_name);
+        char name[sizeof e->d_name];
+        (void)snprintf(name, sizeof name, "%.*s", (int)n, e->d_name);
+        if (!is_ours(b, name))
+            st = ms_fail(err, MS_ERR_USAGE,
+                         "%s: expected only files of this build, found %s: move it away and run again", b->partial,
+                         e->d_name);
+    }
+    (void)closedir(dir);
+    return st;
+}
+
 static ms_status open_state(build *b, ms_error *err) {
     char path[MZG2_PATH], cold[MZG2_PATH], *text = NULL;
     size_t length = 0;
     if (mkdir(b->partial, 0755) != 0 && errno != EEXIST)
         return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", b->partial);
+    MS_TRY(only_ours(b, err));
     MS_TRY(mzg2_path(cold, b->partial, cold_name, err));
     if (b->m.parameters.signs && mkdir(cold, 0755) != 0 && errno != EEXIST)
         return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", cold);
@@ -399,6 +431,7 @@ static ms_status build_all(build *b, const char *dir, ms_mzg2_report *report, ms
         MS_TRY(open_state(b, err));
         MS_TRY(run_jobs(b, err));
     }
+    MS_TRY(only_ours(b, err));
     MS_TRY(publish(b, err));
     fill_report(report, &b->m, b->kept);
     return MS_OK;
@@ -415,6 +448,7 @@ ms_status ms_mzg2_build(const char *dir, const ms_mzg2_source *source, const ms_
     (void)pthread_mutex_init(&b->state_lock, NULL);
     ms_status st = build_all(b, dir, report, err ? err : &local);
     if (b->state_fd >= 0) (void)close(b->state_fd);
+    if (st != MS_OK && b->partial[0]) (void)rmdir(b->partial); /* goes only if nothing came into it */
     for (unsigned i = 0; b->workers && i < b->jobs; i++) mzg2_worker_free(&b->workers[i]);
     free(b->workers);
     free(b->layer_done);

@@ -80,7 +80,7 @@ static ms_status try_fit(probing *p, uint32_t tables, uint32_t classes, double *
     ms_mzg2_fit_options o = {.tables = tables, .column_classes = classes};
     ms_mzg2_encoder *enc = NULL;
     size_t n = ms_expert_bytes(p->s->shape);
-    uint64_t sum = 0;
+    uint64_t sum = 0, blocks = 0;
     ms_mzg2_fit_destroy(p->w.fit);
     p->w.fit = NULL;
     MS_TRY(ms_mzg2_fit_create(&p->w.fit, p->s->shape, &o, err));
@@ -92,10 +92,12 @@ static ms_status try_fit(probing *p, uint32_t tables, uint32_t classes, double *
         uint32_t payload;
         ms_mzg2_encode(enc, p->w.block, p->experts + i * n, i, &payload, stored);
         sum += payload;
+        blocks += *stored;
     }
     p->out->encode_rate = (double)p->count * (double)n * 1e9 / (double)(ms_clock_ns() - begin + 1);
     ms_mzg2_encoder_destroy(enc);
     *saving = 1 - (double)sum / ((double)p->count * (double)n);
+    p->out->stored_saving = 1 - (double)blocks / ((double)p->count * (double)n);
     return MS_OK;
 }
 

@@ -16,6 +16,7 @@ typedef struct ms_mzg2_probe {
     double order0_saving;
     uint64_t group_max[8];                /* groups by their largest magnitude */
     double saving[MS_MZG2_PROBE_FITS][2]; /* of the payload; [1]: with column classes */
+    double stored_saving;                 /* of whole 4 KiB blocks, as read: most tables, with column classes */
     double encode_rate;                   /* canonical bytes a second, one thread */
     double decode_rate;                   /* one thread, hash included */
     double decode_rate_all;               /* all threads together */

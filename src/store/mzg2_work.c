@@ -108,10 +108,17 @@ ms_status mzg2_path(char out[MZG2_PATH], const char *dir, const char *name, ms_e
     return ms_fail(err, MS_ERR_USAGE, "%s: the path is too long", dir);
 }
 
+static const char temporary_suffix[] = ".tmp";
+
+size_t mzg2_output_name(const char *name) {
+    size_t n = strlen(name), m = sizeof temporary_suffix - 1;
+    return n > m && !strcmp(name + n - m, temporary_suffix) ? n - m : n;
+}
+
 ms_status mzg2_output_open(mzg2_output *o, const char *path, ms_error *err) {
     *o = (mzg2_output){.fd = -1};
     int n = snprintf(o->path, sizeof o->path, "%s", path),
-        m = snprintf(o->temporary, sizeof o->temporary, "%s.tmp", path);
+        m = snprintf(o->temporary, sizeof o->temporary, "%s%s", path, temporary_suffix);
     if (n < 0 || m < 0 || n >= MZG2_PATH || m >= MZG2_PATH)
         return ms_fail(err, MS_ERR_USAGE, "%s: the path is too long", path);
     if (unlink(o->temporary) != 0 && errno != ENOENT)

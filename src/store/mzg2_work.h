@@ -58,6 +58,8 @@ ms_status mzg2_output_write(mzg2_output *o, const void *data, size_t length, ms_
 ms_status mzg2_output_patch(mzg2_output *o, uint64_t at, const void *data, size_t length, ms_error *err);
 /* Syncs, hashes what the disk gives back, and renames; an existing target is refused unless `replace`. */
 ms_status mzg2_output_finish(mzg2_output *o, bool replace, uint8_t sha[MS_SHA256_BYTES], ms_error *err);
+/* Length of a file's name without what marks it as temporary. */
+size_t mzg2_output_name(const char *name);
 void mzg2_output_drop(mzg2_output *o); /* closes; removes the temporary file when it is still there */
 
 ms_status mzg2_sync_dir(const char *dir, ms_error *err);

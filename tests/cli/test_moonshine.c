@@ -123,6 +123,9 @@ static void plan(void **state) {
     (void)state;
     expect(0, "fits", NULL, ARGS("plan", CLI_MODEL), "");
     expect(3, "DOES NOT FIT", NULL, ARGS("plan", CLI_MODEL, "--reserve", "1000000G"), "");
+    expect(3, "DOES NOT FIT", NULL, ARGS("plan", CLI_MODEL, "--memory", "20M"), "");
+    expect(0, "borrow the last", NULL,
+           ARGS("plan", CLI_MODEL, "--memory", "130M", "--reserve", "0", "--range", "auto", "--experts", "24"), "");
     cli c;
     assert_int_equal(cli_run(&c, "moonshine", ARGS("plan", CLI_MODEL, "--json", "--context", "1000", "--snapshots", "2"), ""), 0);
     ms_json_doc *doc = json_of(&c.out_text);

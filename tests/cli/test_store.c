@@ -69,8 +69,11 @@ static void stores(void **state) {
     expect(0, "same", "$M store layer $N 3 $D/one && cmp $D/one $D/s/layer-003.mzg2 && echo same");
     expect(2, "no such routed layer", "$M store layer $N 77 $D/two");
     expect(0, "ideal saving", "$M store probe $N --read-rate 1 --jobs 1");
-    expect(0, "the store wins", "$M store probe $N --read-rate 0.001 --jobs 1");
-    expect(0, "raw store wins", "$M store probe $N --read-rate 1000 --jobs 1");
+    expect(0, "do not get smaller", "$M store probe $N --read-rate 0.001 --jobs 1");
+    expect(0, "the store wins",
+           "$M synth $D/g --gaussian --latent 512 --inner 512 --layers 4 --experts 8 >/dev/null && "
+           "$M store probe $D/g --read-rate 0.001 --jobs 1");
+    expect(0, "raw store wins", "$M store probe $D/g --read-rate 1000 --jobs 1");
     expect(1, "manifest.json", "mkdir $D/empty && $M store verify $D/empty");
 }
 
@@ -111,6 +114,11 @@ static void odd_bundles(void **state) {
            "cp -r $D/s/cold $D/ls && ln -s ../s/layer-003.mzg2 $D/ls && for l in 1 2 4 5 6 7 8; do "
            "ln $D/s/layer-00$l.mzg2 $D/ls; done && $M bundle build $D/o $D/ob --reuse-mzg2 $D/ls ");
     expect(0, "verified", "[ -f $D/ob/state.json ] && [ ! -L $D/ob/mzg2/layer-003.mzg2 ] && $M bundle verify $D/ob");
+    expect(2, "found other files",
+           "mkdir $D/of.partial && echo mine > $D/of.partial/letter && $M bundle build $N $D/of");
+    expect(0, "verified",
+           "rm $D/of.partial/letter && cp -r $N $D/om && echo mine > $D/om/mzg2 && "
+           "$M bundle build $D/om $D/of --reuse-mzg2 $D/s && $M bundle verify $D/of");
     expect(2, "another build is at work", "mkdir $D/oc.partial && flock $D/oc.partial $M bundle build $N $D/oc");
 }
 
@@ -137,8 +145,8 @@ static void interrupted(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(stores), cmocka_unit_test(selection), cmocka_unit_test(bundles),
-                                       cmocka_unit_test(odd_bundles), cmocka_unit_test(tools),
-                                       cmocka_unit_test(interrupted)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(stores),  cmocka_unit_test(selection),
+                                       cmocka_unit_test(bundles), cmocka_unit_test(odd_bundles),
+                                       cmocka_unit_test(tools),   cmocka_unit_test(interrupted)};
     return cmocka_run_group_tests(tests, begin, end);
 }

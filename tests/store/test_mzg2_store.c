@@ -309,6 +309,30 @@ static void failed_writes_leave_a_resumable_build(void **state) {
     finish(&p);
 }
 
+/* What lies in the folder of a build would be published with it. */
+static void foreign_files_are_refused(void **state) {
+    (void)state;
+    place p;
+    char partial[PATH_BYTES], letter[PATH_BYTES];
+    ms_error err = {0};
+    ms_mzg2_report r;
+    begin(&p, 3, 4);
+    path_in(partial, p.dir, "store.partial");
+    assert_int_equal(mkdir(partial, 0700), 0);
+    put_bytes(partial, "letter", "mine", 4);
+    const ms_mzg2_job_options o = {.jobs = 1};
+    assert_error(ms_mzg2_build(p.store, &p.s, &o, &r, &err), &err, MS_ERR_USAGE, "store.partial", "letter");
+    assert_true(exists(partial, "letter"));
+    assert_false(exists(p.dir, "store") || exists(partial, "state.jsonl"));
+    path_in(letter, partial, "letter");
+    assert_int_equal(remove(letter), 0);
+    put_bytes(partial, "layer-001.mzg2.tmp", "cut", 3);
+    must_build(p.store, &p.s, &o, NULL);
+    assert_false(exists(p.store, "layer-001.mzg2.tmp"));
+    assert_int_equal(verify(&p, false, true, &err), MS_OK);
+    finish(&p);
+}
+
 static void bad_sources_are_refused(void **state) {
     (void)state;
     place p;
@@ -367,6 +391,7 @@ int main(void) {
         cmocka_unit_test(unfinished_builds_go_on),
         cmocka_unit_test(recheck_finds_changed_layers),
         cmocka_unit_test(failed_writes_leave_a_resumable_build),
+        cmocka_unit_test(foreign_files_are_refused),
         cmocka_unit_test(bad_sources_are_refused),
         cmocka_unit_test(single_layers_and_probe),
         cmocka_unit_test(killed_builds_go_on),

@@ -30,7 +30,7 @@ static void check(const ms_expert_cache *c) {
  * want as h (hit), f (fill) or s (stream) with its slot; the wants of the n-th plan are then a0, a1 .. for the
  * first, b0 .. for the second.  c, r, x, d commit, release, abort, abort damaged the want named after them.
  * "u" is a plan in which a digit stands once for every row that uses it; "w" uses one expert twelve times, to its end.
- * "o" shows which experts are resident; "!" in front expects MS_ERR_USAGE; "k" clears. */
+ * "o" shows which experts are resident; "!" in front expects MS_ERR_USAGE; "k" clears; "l" limits the slots. */
 typedef struct scenario {
     const char *name, *script, *shows;
 } scenario;
@@ -54,6 +54,9 @@ static const scenario scenarios[] = {
     {"leased slots are not replaced", "p123 ca0 ca1 ca2 ra1 p45 o", "f0f1f2 f1s- [123]"},
     {"two leases of one slot", "p1 ca0 p1 ra0 p234 rb0 !rb0", "f0 h0 f1f2s-"},
     {"abort keeps the old expert", "p123 ca0 ca1 ca2 ra0 ra1 ra2 p4 o xb0 o p4", "f0f1f2 f0 [123] [123] f0"},
+    {"a limit forgets the last slots", "p123 ca0 ca1 ca2 ra0 ra1 ra2 l1 o p23 cb0 rb0 o", "f0f1f2 [1] f0s- [2]"},
+    {"no slots, then all again", "p123 ca0 ca1 ca2 ra0 ra1 ra2 l0 o p1 l3 p12 cc0 cc1 o", "f0f1f2 [] s- f0f1 [12]"},
+    {"no limit under a lease, nor beyond the slots", "p1 !l1 ca0 !l3 ra0 l2 !l4 o", "f0 [1]"},
     {"a damaged slot is empty", "p123 ca0 ca1 ca2 ra0 ra1 ra2 p4 db0 o p1", "f0f1f2 f0 [23] f0"},
     {"abort of an empty slot", "p1 xa0 o p2 cb0 o", "f0 [] f0 [2]"},
     {"an empty slot goes before an aborted one", "p123 ca0 ca1 ca2 ra0 ra1 ra2 p45 db1 xb0 p6 p7", "f0f1f2 f0f1 f1 f0"},
@@ -124,6 +127,7 @@ static ms_status play_step(player *p, const char *step, size_t n) {
     if (step[0] == 'p' || step[0] == 'u') return play_plan(p, step + 1, n - 1, step[0] == 'u');
     if (step[0] == 'w') return play_warm(p, step[1]);
     if (step[0] == 'k') return ms_cache_clear(p->c, NULL);
+    if (step[0] == 'l') return ms_cache_limit(p->c, (uint32_t)(step[1] - '0'), NULL);
     if (step[0] == 'o') {
         for (uint32_t e = 0; e < 8; e++) {
             if (ms_cache_resident(p->c, 0, e)) text[len++] = (char)('0' + e);

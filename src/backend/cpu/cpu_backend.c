@@ -79,6 +79,13 @@ static void backend_release(ms_backend *be, ms_memory_kind kind, void *p, size_t
     cpu_memory_free(p, bytes);
 }
 
+/* The rest of a page's bytes may be a neighbour's, so only whole pages go. */
+static void backend_discard(ms_backend *be, void *p, size_t bytes) {
+    (void)be;
+    uintptr_t first = (uintptr_t)ms_align_up((uintptr_t)p, PAGE), end = ((uintptr_t)p + bytes) / PAGE * PAGE;
+    if (first < end) (void)madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
 static void backend_upload(ms_backend *be, void *dev, const void *host, size_t bytes) {
     (void)be;
     if (bytes) memcpy(dev, host, bytes);
@@ -156,6 +163,7 @@ static const ms_backend members = {
     .device_memory = device_memory,
     .alloc = backend_alloc,
     .release = backend_release,
+    .discard = backend_discard,
     .upload = backend_upload,
     .download = backend_download,
     .copy = backend_copy,
