@@ -9,9 +9,10 @@ import random
 import numpy
 
 import conversations
+from segments import CONTEXT, GIVEN, REPLY
 
 BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096)  # most tokens that are read; a row has one more, the last to predict
-CONTEXT_WEIGHT = 0.05  # of a token that is not part of a reply
+WEIGHTS = {CONTEXT: 0.05, REPLY: 1.0, GIVEN: 0.0}  # of a token in the loss
 LONG_EVERY, LONG_RECORDS = 6, (40, 190)
 SHORT, LONG = 2000, 60  # conversations of one piece of work
 
@@ -23,18 +24,18 @@ def start_worker(layout, folder):
 
 
 def draw_piece(seed):
-    """Conversations of one seed as arrays: lengths, ids, and which ids belong to a reply."""
+    """Conversations of one seed as arrays: lengths, ids, and what each id weighs."""
     layout, encode = worker["layout"], worker["tokenizer"].encode
     r = random.Random(seed)
     is_long = seed % LONG_EVERY == 0
-    lengths, ids, trained = [], [], []
+    lengths, ids, weights = [], [], []
     for _ in range(LONG if is_long else SHORT):
         records = r.randint(*LONG_RECORDS) if is_long else None
-        row, flags = encode(layout.render(conversations.draw(r, layout.bag, layout.options, records)))
+        row, parts = encode(layout.render(conversations.draw(r, layout.bag, layout.options, records)))
         lengths.append(len(row))
         ids += row
-        trained += flags
-    return numpy.array(lengths), numpy.array(ids, dtype=numpy.uint16), numpy.array(trained, dtype=bool)
+        weights += [WEIGHTS[part] for part in parts]
+    return numpy.array(lengths), numpy.array(ids, dtype=numpy.uint16), numpy.array(weights, dtype=numpy.float32)
 
 
 class Batches:
@@ -53,12 +54,12 @@ class Batches:
         while len(self.pending) < self.ahead:
             self.pending.append(self.pool.apply_async(draw_piece, (self.seed,)))
             self.seed += 1
-        lengths, ids, trained = self.pending.pop(0).get()
+        lengths, ids, weights = self.pending.pop(0).get()
         at = 0
         for n in lengths:
             bucket = next((b for b in BUCKETS if n <= b + 1), None)
             if bucket:
-                self.rows[bucket].append((ids[at:at + n], trained[at:at + n]))
+                self.rows[bucket].append((ids[at:at + n], weights[at:at + n]))
             at += n
 
     def next(self):
@@ -74,7 +75,7 @@ class Batches:
     def batch(bucket, rows):
         ids = numpy.zeros((len(rows), bucket + 1), dtype=numpy.int64)
         weights = numpy.zeros((len(rows), bucket + 1), dtype=numpy.float32)
-        for i, (row, trained) in enumerate(rows):
+        for i, (row, its_weights) in enumerate(rows):
             ids[i, :len(row)] = row
-            weights[i, :len(row)] = numpy.where(trained, 1, CONTEXT_WEIGHT)
+            weights[i, :len(row)] = its_weights
         return ids, weights

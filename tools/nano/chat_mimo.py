@@ -1,19 +1,7 @@
-"""MiMo V2.6's chat format as segments (text, is a control token, belongs to a reply)."""
+"""MiMo V2.6's chat format as segments."""
 import json
 
-
-class Segments(list):
-    """Text between two control tokens is one segment, since it is encoded as a whole."""
-
-    def control(self, name, reply=False):
-        self.append((name, True, reply))
-
-    def text(self, text, reply=False):
-        if not text:
-            return
-        if self and not self[-1][1] and self[-1][2] == reply:
-            text = self.pop()[0] + text
-        self.append((text, False, reply))
+from segments import CONTEXT, GIVEN, REPLY, Segments
 
 
 def spaced(value):
@@ -32,28 +20,29 @@ def declare(out, tools):
 
 
 def call(out, function):
-    out.control("<tool_call>", True)
+    out.control("<tool_call>", REPLY)
     parameters = "".join(f"<parameter={k}>{v if isinstance(v, str) else spaced(v)}</parameter>"
                          for k, v in function["arguments"].items())
-    out.text(f"<function={function['name']}>{parameters}</function>", True)
-    out.control("</tool_call>", True)
+    out.text(f"<function={function['name']}>{parameters}</function>", REPLY)
+    out.control("</tool_call>", REPLY)
 
 
 def assistant(out, message):
     out.control("<|im_start|>")
     out.text("assistant\n")
     thought = message.get("reasoning_content")
-    out.control("<think>", thought is not None)
-    out.text(thought, True)
-    out.control("</think>", thought is not None)
-    out.text(message["content"], True)
+    # Without thinking the prompt has both: whoever thinks must not learn that one follows the other.
+    out.control("<think>", CONTEXT if thought is None else REPLY)
+    out.text(thought, REPLY)
+    out.control("</think>", GIVEN if thought is None else REPLY)
+    out.text(message["content"], REPLY)
     for c in message.get("tool_calls", ()):
         call(out, c["function"])
-    out.control("<|im_end|>", True)
+    out.control("<|im_end|>", REPLY)
 
 
 def render(conversation):
-    out = Segments()
+    out = Segments(joined=True)
     if conversation.get("tools"):
         declare(out, conversation["tools"])
     for message in conversation["messages"]:

@@ -29,13 +29,13 @@ class Tokenizer:
         self.encoder, self.control = encoder, control
 
     def encode(self, segments):
-        """Ids, and for each whether it belongs to a reply; segments as the chat formats make them."""
-        ids, trained = [], []
-        for text, is_control, is_reply in segments:
-            part = [self.control[text]] if is_control else self.encoder.encode(text)
-            ids += part
-            trained += [is_reply] * len(part)
-        return ids, trained
+        """Ids, and the part that each belongs to (segments.py)."""
+        ids, parts = [], []
+        for text, is_control, part in segments:
+            some = [self.control[text]] if is_control else self.encoder.encode(text)
+            ids += some
+            parts += [part] * len(some)
+        return ids, parts
 
 
 # ---------------------------------------------------------------------------------------------- tokenizer.json

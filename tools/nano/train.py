@@ -19,6 +19,7 @@ import conversations
 from batches import Batches
 from layouts import LAYOUTS
 from optimizers import Optimizer
+from segments import REPLY
 
 PEAK_RATE, WARM_UP, HOLD, LAST_RATE = 3e-3, 100, 0.15, 0.01
 ROUND_FROM = 0.6  # from here on products see weights as they will be stored
@@ -147,9 +148,9 @@ def evaluate(layout, model, tokenizer, device, batch=20):
             width = max(len(ids) for ids, _ in some)
             ids = torch.zeros(len(some), width, dtype=torch.long)
             trained = torch.zeros(len(some), width, dtype=torch.bool)
-            for i, (row, flags) in enumerate(some):
+            for i, (row, parts) in enumerate(some):
                 ids[i, :len(row)] = torch.tensor(row)
-                trained[i, :len(row)] = torch.tensor(flags)
+                trained[i, :len(row)] = torch.tensor(parts) == REPLY
             with torch.autocast(device, torch.bfloat16):
                 said = model(ids.to(device)).argmax(-1).cpu()
             wrong = (said[:, :-1] != ids[:, 1:]) & trained[:, 1:]
@@ -184,7 +185,8 @@ def main():
         model = train(layout, batches, args)
         batches.close()
     print(f"{layout.write(model, args.out, tokenizer)} bytes of weights in {args.out}", flush=True)
-    shutil.copy(os.path.join(args.tokenizer, layout.tokenizer_file), args.out)
+    for file in layout.tokenizer_files:
+        shutil.copy(os.path.join(args.tokenizer, file), args.out)
     if not args.export:
         evaluate(layout, model, tokenizer, "cuda")
 
