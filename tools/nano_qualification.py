@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the requests of tests/qualification/nano.jsonl and scores what the model answered to them.
+"""Writes the requests of the qualification sets in tests/qualification and scores what the models answered to them.
 
-    tools/nano_qualification.py > requests.jsonl        the requests, one JSON line each
-    tools/nano_qualification.py --score SET.jsonl       counts the recorded replies that are right, by family
+    tools/nano_qualification.py [--model mimo-nano] > requests.jsonl    the requests, one JSON line each
+    tools/nano_qualification.py [--model mimo-nano] --score SET.jsonl   counts the recorded replies that are right
 
 A line is {"name", "family", "request", "want"}: a chat request as the programs take it, and the right reply.
 `moonshine bench quality MODEL --set FILE --record ...` adds "expected", what the reference arithmetic says.
 
-k3-nano understands the few kinds of sentences that it was trained on, so the phrasing here is fixed; names,
+The models understand the few kinds of sentences that they were trained on, so the phrasing here is fixed; names,
 numbers and orders are drawn.  Every prompt has a generator of its own, seeded by SEED, family and number, so that
 a change of one changes no other.  Standard library only.
 """
@@ -205,13 +205,66 @@ def retrieval(d, records, keys):
 # ------------------------------------------------------------------------------------------------- requests
 
 
+class K3:
+    """k3-nano: what its chat format can ask for, and how it spells a reply."""
+    records = {"retrieval-500": 30, "retrieval-2000": 125, "retrieval-6000": 385}
+    options = True  # efforts, tool_choice and response_format are rendered
+    thought = "Now I answer."  # of earlier replies
+    end_of_thought = "<|open|>response<|sep|>"
+    replaced = {}
+
+    @staticmethod
+    def mode(request, i):
+        """Thinking off in every second prompt; in the others on, without an effort and with each of the four."""
+        effort = [None, "off", "high", "off", "low", "off", "max", "off", "medium", "off"][i % 10]
+        request["thinking"] = effort != "off"
+        if effort not in (None, "off"):
+            request["thinking_effort"] = effort
+        return request
+
+    @staticmethod
+    def reply_text(want):
+        """The right reply from the opened response channel on."""
+        kinds = {bool: "boolean", int: "number", str: "string"}
+        calls = ""
+        for n, call in enumerate(want["calls"], 1):
+            body = "".join(element("argument", v if isinstance(v, str) else json.dumps(v), key=k, type=kinds[type(v)])
+                           for k, v in call["arguments"].items())
+            calls += element("call", body, tool=call["name"], index=n)
+        return (want["content"] + "<|close|>response<|sep|>" + (element("tools", calls) if calls else "") +
+                "<|close|>message<|sep|><|end_of_msg|>")
+
+
+class Mimo:
+    """mimo-nano: its chat format knows thinking on and off, nothing else."""
+    records = {"retrieval-500": 24, "retrieval-2000": 97, "retrieval-3500": 165}
+    options = False
+    thought = None
+    end_of_thought = "</think>"
+    replaced = {("turns", 0): 6}  # tests/qualification/README.md says why
+
+    @staticmethod
+    def mode(request, i):
+        request["thinking"] = i % 2 == 0
+        return request
+
+    @staticmethod
+    def reply_text(want):
+        """The right reply behind the reasoning."""
+        calls = ""
+        for call in want["calls"]:
+            body = "".join(f"<parameter={k}>{v if isinstance(v, str) else json.dumps(v)}</parameter>"
+                           for k, v in call["arguments"].items())
+            calls += f"<tool_call><function={call['name']}>{body}</function></tool_call>"
+        return want["content"] + calls + "<|im_end|>"
+
+
+MODELS = {"k3-nano": K3, "mimo-nano": Mimo}
+model = K3
+
+
 def mode(request, i):
-    """Thinking off in every second prompt; in the others on, without an effort and with each of the four."""
-    effort = [None, "off", "high", "off", "low", "off", "max", "off", "medium", "off"][i % 10]
-    request["thinking"] = effort != "off"
-    if effort not in (None, "off"):
-        request["thinking_effort"] = effort
-    return request
+    return model.mode(request, i)
 
 
 def says(content):
@@ -278,7 +331,7 @@ def tools_with(d, tool):
 def tool_call(d, i):
     tool, args, ask, _, _ = tool_task(d, i)
     request = {"messages": [{"role": "user", "content": ask}], "tools": tools_with(d, tool)}
-    if i % 4 == 2:
+    if model.options and i % 4 == 2:
         request["tool_choice"] = "required"
     return mode(request, i + 1), {"content": "", "calls": [{"name": tool["function"]["name"], "arguments": args}]}
 
@@ -304,9 +357,9 @@ def json_object(d, i):
     fields = d.some(sorted(types), d.between(1, 3))
     said = "; ".join(f"{f} is {json.dumps(values[f]).strip(chr(34))}" for f in fields)
     request = {"messages": [{"role": "user", "content": f"Make a JSON object: {said}."}]}
-    if i % 3 == 0:
+    if model.options and i % 3 == 0:
         request["response_format"] = {"type": "json_object"}
-    elif i % 3 == 1:
+    elif model.options and i % 3 == 1:
         schema = {"type": "object", "properties": {f: {"type": types[f]} for f in fields}, "required": fields}
         request["response_format"] = {"type": "json_schema", "json_schema": {"name": "object", "schema": schema}}
         fields = sorted(fields)
@@ -323,8 +376,8 @@ def turns(d, i):
     for make in makers[:-1]:
         q, a = make(d, d.below(40))
         reply = {"role": "assistant", "content": a}
-        if request["thinking"]:
-            reply["reasoning_content"] = "Now I answer."
+        if request["thinking"] and model.thought:
+            reply["reasoning_content"] = model.thought
         request["messages"] += [{"role": "user", "content": q}, reply]
     q, a = makers[-1](d, d.below(40))
     request["messages"].append({"role": "user", "content": q})
@@ -332,38 +385,31 @@ def turns(d, i):
 
 
 def thinking(d, i):
-    """The same question without thinking, with it, and with an effort: three prompts a question."""
-    d = Draw("thinking", i // 3)
+    """The same question without thinking, with it, and with an effort if there is such a thing."""
+    prompts = 3 if model.options else 2
+    d = Draw("thinking", i // prompts)
     q, a = d.pick([facts, sums, lists, copying])(d, d.below(40))
-    request = {"messages": [{"role": "user", "content": q}], "thinking": i % 3 != 0}
-    if i % 3 == 2:
+    request = {"messages": [{"role": "user", "content": q}], "thinking": i % prompts != 0}
+    if i % prompts == 2:
         request["thinking_effort"] = d.pick(["low", "medium", "high", "max"])
     return request, says(a)
 
 
-# Family, prompts in the set, builder.
-FAMILIES = [
-    ("greeting", 6, single(greeting)),
-    ("facts", 16, single(facts)),
-    ("copy", 10, single(copying)),
-    ("sums", 12, single(sums)),
-    ("lists", 10, single(lists)),
-    ("unknown", 2, single(unknown)),
-    ("retrieval-500", 5, searching(30)),
-    ("retrieval-2000", 4, searching(125)),
-    ("retrieval-6000", 3, searching(385)),
-    ("tool-call", 6, tool_call),
-    ("tool-result", 5, tool_result),
-    ("json", 6, json_object),
-    ("turns", 5, turns),
-    ("thinking", 6, thinking),
-]
+def families():
+    """Family, prompts in the set, builder."""
+    found = [("greeting", 6, single(greeting)), ("facts", 16, single(facts)), ("copy", 10, single(copying)),
+             ("sums", 12, single(sums)), ("lists", 10, single(lists)), ("unknown", 2, single(unknown))]
+    for (name, records), count in zip(model.records.items(), (5, 4, 3)):
+        found.append((name, count, searching(records)))
+    return found + [("tool-call", 6, tool_call), ("tool-result", 5, tool_result), ("json", 6, json_object),
+                    ("turns", 5, turns), ("thinking", 6, thinking)]
 
 
 def requests():
-    for family, count, make in FAMILIES:
+    for family, count, make in families():
         for i in range(count):
-            request, want = make(Draw(family, i), i)
+            drawn = model.replaced.get((family, i), i)
+            request, want = make(Draw(family, drawn), drawn)
             yield {"name": f"{family}-{i + 1:02d}", "family": family, "request": request, "want": want}
 
 
@@ -375,23 +421,11 @@ def element(tag, body, **attributes):
     return f"<|open|>{tag}{text}<|sep|>{body}<|close|>{tag}<|sep|>"
 
 
-def reply_text(want):
-    """The right reply from the opened response channel on."""
-    kinds = {bool: "boolean", int: "number", str: "string"}
-    calls = ""
-    for n, call in enumerate(want["calls"], 1):
-        body = "".join(element("argument", v if isinstance(v, str) else json.dumps(v), key=k, type=kinds[type(v)])
-                       for k, v in call["arguments"].items())
-        calls += element("call", body, tool=call["name"], index=n)
-    return (want["content"] + "<|close|>response<|sep|>" + (element("tools", calls) if calls else "") +
-            "<|close|>message<|sep|><|end_of_msg|>")
-
-
 def right(item):
     text = item["expected"]["text"]
     if item["request"].get("thinking", True):
-        text = text.partition("<|open|>response<|sep|>")[2]
-    return text == reply_text(item["want"])
+        text = text.partition(model.end_of_thought)[2]
+    return text == model.reply_text(item["want"])
 
 
 def score(path):
@@ -402,16 +436,19 @@ def score(path):
             ok = right(item)
             counts[item["family"]] = good + ok, total + 1
             if not ok:
-                print(f"{item['name']}: wanted {reply_text(item['want'])!r}\n    got {item['expected']['text']!r}")
+                print(f"{item['name']}: wanted {model.reply_text(item['want'])!r}\n    got {item['expected']['text']!r}")
     for family, (good, total) in counts.items():
         print(f"{family:16} {good:3} of {total:3} right")
     print(f"{'all':16} {sum(g for g, _ in counts.values()):3} of {sum(t for _, t in counts.values()):3} right")
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Requests of the qualification set of k3-nano.")
+    global model
+    parser = argparse.ArgumentParser(description="Requests of the qualification set of a small model.")
+    parser.add_argument("--model", choices=sorted(MODELS), default="k3-nano")
     parser.add_argument("--score", metavar="SET", help="count the right replies of a recorded set instead")
     options = parser.parse_args()
+    model = MODELS[options.model]
     if options.score:
         score(options.score)
         return

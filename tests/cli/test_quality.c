@@ -1,4 +1,4 @@
-/* test_quality.c: `moonshine bench quality` on the qualification set of k3-nano: every greedy token in the default
+/* test_quality.c: `moonshine bench quality` on the qualification sets: every greedy token in the default
  * arithmetic is the recorded one, a wrong expectation is noticed, recording gives the file that is in the tree. */
 #include <stdarg.h>
 #include <stddef.h>
@@ -140,9 +140,9 @@ static void expect_refusal(place *p, const char *set_text, int code, const char 
         fail_msg("expected exit code %d and '%s', found %d and '%s'", code, part, found, p->errors_text);
 }
 
-static void test_every_token_equal(void **state) {
-    place *p = *state;
-    int code = quality(p, MODEL, "--set", SET, "--json", NULL);
+/* `longest`: the family of the longest prompts; all prompts together have at least `prefill` tokens. */
+static void check_all_equal(place *p, const char *model, const char *set, const char *longest, uint64_t prefill) {
+    int code = quality(p, model, "--set", set, "--json", NULL);
     const ms_json *r = report(p);
     const ms_json *differences = ms_json_get(r, "differences");
     if (code || differences->count)
@@ -157,12 +157,18 @@ static void test_every_token_equal(void **state) {
     for (const ms_json *f = families->child; f; f = f->next) {
         assert_int_equal(number(f, "equal"), number(f, "tokens"));
         prompts += number(f, "prompts");
-        if (ms_json_is_string(ms_json_get(f, "family"), "retrieval-6000")) long_prompts = number(f, "prompts");
+        if (ms_json_is_string(ms_json_get(f, "family"), longest)) long_prompts = number(f, "prompts");
     }
     assert_true(families->count >= 12);
     assert_int_equal(prompts, number(r, "prompts"));
     assert_true(long_prompts >= 3);
-    assert_true(number(ms_json_get(r, "prefill"), "tokens") >= 3 * 6000);
+    assert_true(number(ms_json_get(r, "prefill"), "tokens") >= prefill);
+}
+
+static void test_every_token_equal(void **state) { check_all_equal(*state, MODEL, SET, "retrieval-6000", 3 * 6000); }
+
+static void test_every_token_equal_mimo(void **state) {
+    check_all_equal(*state, "models/mimo-nano", "tests/qualification/mimo-nano.jsonl", "retrieval-3500", 3 * 3500);
 }
 
 /* The last digit changes: a zero in front would not be JSON. */
@@ -292,6 +298,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_recording_is_reproducible, make_place, remove_place),
         cmocka_unit_test_setup_teardown(test_error_against_reference, make_place, remove_place),
         cmocka_unit_test_setup_teardown(test_every_token_equal, make_place, remove_place),
+        cmocka_unit_test_setup_teardown(test_every_token_equal_mimo, make_place, remove_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
