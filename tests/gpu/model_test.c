@@ -6,7 +6,9 @@
 
 #include "model_test.h"
 
+#include "../session/engine_util.h"
 #include "gpu_test.h"
+#include "lane/mimo26/mimo_synth.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,10 +23,6 @@ typedef struct outcome {
     uint32_t vocab;
     ms_digest digest;
 } outcome;
-
-static void ok(ms_status st, const ms_error *err) {
-    if (st != MS_OK) fail_msg("%s", err->message);
-}
 
 static void keep(outcome *out, const float *rows, size_t count) {
     out->logits = realloc(out->logits, (out->rows + count) * out->vocab * sizeof *rows);
@@ -151,8 +149,7 @@ void model_move_state(const model_case *c, const char *from, const char *to) {
     ms_digest digest[2];
     for (int i = 0; i < 2; i++) ok(ms_session_digest(s[i], &digest[i], &err), &err);
     assert_int_equal(digest[0].count, digest[1].count);
-    for (uint32_t i = 0; i < digest[0].count; i++)
-        assert_true(digest[0].part[i].fnv1a64 == digest[1].part[i].fnv1a64);
+    for (uint32_t i = 0; i < digest[0].count; i++) assert_true(digest[0].part[i].fnv1a64 == digest[1].part[i].fnv1a64);
     for (int i = 0; i < 2; i++) {
         ms_session_destroy(s[i]);
         ms_engine_close(e[i]);
@@ -160,3 +157,26 @@ void model_move_state(const model_case *c, const char *from, const char *to) {
     }
     assert_int_equal(rmdir(folder), 0);
 }
+
+void model_make_mimo(char dir[MODEL_PATH]) {
+    mimo_config c;
+    ms_error err;
+    mimo_config_official(&c);
+    c.vocab = 160;
+    c.eos = 159;
+    c.hidden = 128;
+    c.layers = 3;
+    c.dense_width = 96;
+    c.experts = 4;
+    c.top_k = 2;
+    c.expert_inner = 32;
+    c.chunks = 1;
+    c.attention[MIMO_FULL] = (mimo_attention){8, 1, 192, 128, 64, 0, false, 1e7};
+    c.attention[MIMO_SLIDING] = (mimo_attention){8, 2, 192, 128, 64, 12, true, 1e4};
+    const ms_synth_options o = {.seed = 5, .threads = 1};
+    (void)snprintf(dir, MODEL_PATH, "/tmp/moonshine-mimo-XXXXXX");
+    assert_non_null(mkdtemp(dir));
+    ok(mimo_synth_write(dir, &c, &o, &err), &err);
+}
+
+void model_remove(const char *dir) { remove_model(dir); }

@@ -22,4 +22,10 @@ void model_check_cut(const model_case *c, uint32_t rows);
  * the same bits on both. */
 void model_move_state(const model_case *c, const char *from, const char *to);
 
+/* A random MiMo V2.6 of three layers whose heads have the official sizes: groups of 8 and of 4 query heads, a window of
+ * 12.  In a folder of its own. */
+enum { MODEL_PATH = 64 };
+void model_make_mimo(char dir[MODEL_PATH]);
+void model_remove(const char *dir);
+
 #endif

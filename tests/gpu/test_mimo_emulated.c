@@ -10,52 +10,28 @@
 #include "gpu_test.h"
 #include "model_test.h"
 
-#include "lane/mimo26/mimo_synth.h"
-#include "moonshine/moonshine.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define TINY "tests/golden/mimo26/mimo-tiny"
+#define WINDOWED "tests/golden/mimo26/mimo-tiny"
 enum { PROMPT = 21, OFFICIAL_PROMPT = 40 };
 
-static char official[] = "/tmp/moonshine-mimo-XXXXXX";
+static char official[MODEL_PATH];
 
-/* Groups of 8 and of 4 query heads, a window of 12. */
 static int make_official(void **state) {
     (void)state;
-    mimo_config c;
-    ms_error err;
-    mimo_config_official(&c);
-    c.vocab = 160;
-    c.eos = 159;
-    c.hidden = 128;
-    c.layers = 3;
-    c.dense_width = 96;
-    c.experts = 4;
-    c.top_k = 2;
-    c.expert_inner = 32;
-    c.chunks = 1;
-    c.attention[MIMO_FULL] = (mimo_attention){8, 1, 192, 128, 64, 0, false, 1e7};
-    c.attention[MIMO_SLIDING] = (mimo_attention){8, 2, 192, 128, 64, 12, true, 1e4};
-    const ms_synth_options o = {.seed = 5, .threads = 1};
-    if (!mkdtemp(official)) return -1;
-    return mimo_synth_write(official, &c, &o, &err) == MS_OK ? 0 : -1;
+    model_make_mimo(official);
+    return 0;
 }
 
 static int remove_official(void **state) {
     (void)state;
-    char command[64 + sizeof official];
-    (void)snprintf(command, sizeof command, "rm -r '%s'", official);
-    return system(command);
+    model_remove(official);
+    return 0;
 }
 
 static void tiny(void **state) {
     (void)state;
-    model_check(&(model_case){TINY, PROMPT, MS_PRECISION_FAST, MS_STATIC_Q8});
-    model_check(&(model_case){TINY, PROMPT, MS_PRECISION_FAST, MS_STATIC_BF16});
-    model_check(&(model_case){TINY, PROMPT, MS_PRECISION_REFERENCE, MS_STATIC_BF16});
+    model_check(&(model_case){WINDOWED, PROMPT, MS_PRECISION_FAST, MS_STATIC_Q8});
+    model_check(&(model_case){WINDOWED, PROMPT, MS_PRECISION_FAST, MS_STATIC_BF16});
+    model_check(&(model_case){WINDOWED, PROMPT, MS_PRECISION_REFERENCE, MS_STATIC_BF16});
 }
 
 static void official_heads(void **state) {
@@ -67,7 +43,7 @@ static void official_heads(void **state) {
 static void cuts(void **state) {
     (void)state;
     const model_case c = {official, OFFICIAL_PROMPT, MS_PRECISION_FAST, MS_STATIC_Q8};
-    const model_case t = {TINY, PROMPT, MS_PRECISION_FAST, MS_STATIC_BF16};
+    const model_case t = {WINDOWED, PROMPT, MS_PRECISION_FAST, MS_STATIC_BF16};
     model_check_cut(&c, 1);
     model_check_cut(&c, 7);
     model_check_cut(&t, 1);
@@ -76,7 +52,7 @@ static void cuts(void **state) {
 
 static void state_files(void **state) {
     (void)state;
-    const model_case c = {TINY, PROMPT, MS_PRECISION_FAST, MS_STATIC_Q8};
+    const model_case c = {WINDOWED, PROMPT, MS_PRECISION_FAST, MS_STATIC_Q8};
     const model_case o = {official, OFFICIAL_PROMPT, MS_PRECISION_FAST, MS_STATIC_Q8};
     model_move_state(&c, gpu_test_name(), "cpu");
     model_move_state(&c, "cpu", gpu_test_name());

@@ -90,8 +90,7 @@ GPU_DEV void k_fp8_tile(const k_fp8_product *p, const k_fp8_args *a, uint32_t ro
     for (uint32_t i = at; i + lane < cols; i += GPU_WAVE) {
         GPU_UNROLL
         for (int r = 0; r < ROWS; r++) {
-            const float ws = scale[r][i / K_Q8_GROUP * scale_step],
-                        value = k_fp8_value(data[r][i + lane]) * ws;
+            const float ws = scale[r][i / K_Q8_GROUP * scale_step], value = k_fp8_value(data[r][i + lane]) * ws;
             GPU_UNROLL
             for (uint32_t j = 0; j < NX; j++)
                 if (j < nx) s[j][r] = gpu_fma(x[(size_t)j * cols + i], value, s[j][r]);
@@ -109,7 +108,9 @@ GPU_DEV void k_fp8_tile(const k_fp8_product *p, const k_fp8_args *a, uint32_t ro
 }
 
 // Rows of a wave: as many as share a block of scales.
-template <int NX> struct k_fp8_rows { enum { N = NX == 1 ? 2 : 4 }; };
+template <int NX> struct k_fp8_rows {
+    enum { N = NX == 1 ? 2 : 4 };
+};
 
 template <int NX> GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_fp8(k_fp8_args a) {
     enum { ROWS = k_fp8_rows<NX>::N };

@@ -1,5 +1,5 @@
-// k_gqa.h - grouped-query attention over a range of tokens: cache rows, rotated queries, blocks of 256 absolute keys cut to what a row
-// sees, their merge in ascending order, the sink.
+// k_gqa.h - grouped-query attention over a range of tokens: cache rows, rotated queries, blocks of 256 absolute keys
+// cut to what a row sees, their merge in ascending order, the sink.
 //
 // Work: a block of keys of one row gives (m, l, a[value]) a query head.  Split form (few rows): blocks of keys are
 //   independent work items that leave their parts in scratch, and k_gqa_merge takes them in ascending order.  Fused
@@ -696,8 +696,7 @@ static inline void gqa_attend(gpuStream_t stream, const gqa_args *args, const gq
     gqa_chunk k = *chunk;
     const uint32_t tiles = k_ceil_div(k.count, k.tile), items = k.split ? tiles * k.blocks : tiles;
     if (gqa_tuned(args))
-        GPU_LAUNCH_EARLY(k_gqa_attend_tuned,
-                         gpuDim3(a.kv_heads * k_ceil_div(a.heads / a.kv_heads, GQA_SLOTS), items),
+        GPU_LAUNCH_EARLY(k_gqa_attend_tuned, gpuDim3(a.kv_heads * k_ceil_div(a.heads / a.kv_heads, GQA_SLOTS), items),
                          gpuDim3(GQA_THREADS), stream, a, k);
     else
         GPU_LAUNCH_EARLY(k_gqa_attend_generic, gpuDim3(a.heads, items), gpuDim3(GQA_PLAIN_THREADS), stream, a, k);
