@@ -6,7 +6,10 @@
 #define GQA_ROWS         12
 #define GQA_PARTS        8
 #define GQA_LAUNCH_ITEMS 12
-#define GQA_SPLIT_ROWS   4
+#ifndef GQA_FEW_BLOCKS
+#define GQA_FEW_BLOCKS 1 // none is fewer
+#endif
+#define GQA_SPLIT_ROWS 4
 #include "backend/gpu/k_gqa.h"
 
 typedef struct shape {

@@ -6,8 +6,9 @@
 //   form: a block of threads walks the key blocks of its rows and merges as it goes.  Both compute the same operations
 //   in the same order.
 // Scratch: gqa_scratch_bytes(), pure, independent of the context: rows go in chunks of GQA_ROWS, key blocks in pieces.
-// Shapes: the tuned kernel (keys of 192, values of 128, bf16 rows) meets each cached row with up to 16 query heads of
-//   its key head, or with those of two or four rows; the generic one takes any shape, and f32 rows.
+// Shapes: the tuned kernels (keys of 192, values of 128, bf16 rows) meet each cached row with up to 16 query heads of
+//   its key head, or with those of several rows; where that leaves most of the device idle, with 8.  The generic one
+//   takes any shape, and f32 rows.
 // Owns: nothing.  Bits: docs/numerics.md, section 4; the oracle is src/backend/cpu/cpu_gqa.c.
 #pragma once
 #include "backend/gpu/k_common.h"
@@ -25,19 +26,26 @@
 #ifndef GQA_SPLIT_ROWS
 #define GQA_SPLIT_ROWS 32 // at most so many rows use the split form
 #endif
+#ifndef GQA_FEW_BLOCKS // a tuned launch of fewer blocks gives them half the queries
+#if GPU_HIP
+#define GQA_FEW_BLOCKS 64
+#else
+#define GQA_FEW_BLOCKS 256
+#endif
+#endif
 enum {
     GQA_KEYS = 256,       // keys of a block
     GQA_FUSED_BLOCKS = 2, // so many key blocks are never split
     GQA_KEY = 192,
-    GQA_VALUE = 128, // the tuned shape
-    GQA_SLOTS = 16,  // queries a tuned block serves, in sets of 4 that share a row
+    GQA_VALUE = 128,   // the tuned shape
+    GQA_MOST_SETS = 4, // a tuned block serves 2 or 4 sets of 4 queries that share a row
     GQA_THREADS = 256,
     GQA_PLAIN_THREADS = 128,
     GQA_GRID_Y = 65535,
     GQA_POSITIONS = 1 << 30 // longest sequence
 };
 
-// Bounds of the kernel with many registers: 120 of them on AMD, 128 on NVIDIA.
+// Bounds of the kernels with many registers: 120 of them on AMD, 128 on NVIDIA.
 #if GPU_HIP
 #define GQA_BOUNDS GPU_BOUNDS(GQA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
 #else
@@ -291,40 +299,43 @@ GPU_KERNEL GPU_BOUNDS(GQA_PLAIN_THREADS, 4) k_gqa_attend_generic(gqa_args a, gqa
     }
 }
 
-// ---------------------------------------------------------------- tuned form: a block for an item and 16 queries
-// Slot s of a block is the query of row s / per and head s % per of its part of a group; `per` is 16 for one row.
+// ---------------------------------------------------------------- tuned form: a block for an item and its queries
+// Slot s of the 4 * SETS of a block is the query of row s / per and head s % per of its part of a group; `per` is all
+// slots for one row.
 enum {
     GQA_TILE = 32,                     // keys in shared memory, twice
     GQA_LANE_WORDS = GQA_KEY / 32 / 2, // a lane's 6 values of a key as pairs: the columns lane + 32 i
     GQA_KEY_WORDS = 32 * GQA_LANE_WORDS + 3,
     GQA_KEY_PIECES = GQA_KEY / 16, // pairs of 16 bytes of a key, 32 columns apart
     GQA_LOADS = (GQA_TILE * GQA_KEY_PIECES + GQA_THREADS - 1) / GQA_THREADS,
-    GQA_E_STEP = GQA_SLOTS + 4,
-    GQA_AHEAD = 4 // values of a lane under way
+    GQA_AHEAD = 4, // values of a lane under way
+    GQA_WAVES = GQA_THREADS / GPU_WAVE,
+    GQA_LINE = 64 // elements of a cache line
 };
-struct gqa_tuned_shared {
-    alignas(16) float e[GQA_KEYS][GQA_E_STEP];
+template <int SETS> struct gqa_tuned_shared {
+    enum { SLOTS = 4 * SETS, E_STEP = SLOTS + 4 };
+    alignas(16) float e[GQA_KEYS][E_STEP];
     union {
         uint32_t tile[2][GQA_TILE][GQA_KEY_WORDS];
-        alignas(16) float part[GQA_SLOTS][GQA_VALUE];
+        alignas(16) float part[SLOTS][GQA_VALUE];
     };
-    float m[GQA_SLOTS], l[GQA_SLOTS], f[GQA_SLOTS], f_b[GQA_SLOTS];
+    float m[SLOTS], l[SLOTS], f[SLOTS], f_b[SLOTS];
 };
-static_assert(sizeof(gqa_tuned_shared) <= 48 << 10, "shared memory");
+static_assert(sizeof(gqa_tuned_shared<GQA_MOST_SETS>) <= 48 << 10, "shared memory");
 
 // Which queries a block of threads has.
 typedef struct gqa_slots {
     uint32_t kv, head, heads; // query heads [head, head + heads)
     uint32_t per, used;       // slots of a row; slots that may be queries
 } gqa_slots;
-GPU_DEV gqa_slots gqa_slots_here(const gqa_args &a, const gqa_chunk &k, uint32_t rows) {
-    const uint32_t group = a.heads / a.kv_heads, parts = k_ceil_div(group, GQA_SLOTS);
-    const uint32_t first = gpu_bx() % parts * GQA_SLOTS;
+template <int SETS> GPU_DEV gqa_slots gqa_slots_here(const gqa_args &a, const gqa_chunk &k, uint32_t rows) {
+    const uint32_t most = 4 * SETS, group = a.heads / a.kv_heads, parts = k_ceil_div(group, most);
+    const uint32_t first = gpu_bx() % parts * most;
     gqa_slots s;
     s.kv = gpu_bx() / parts;
     s.head = s.kv * group + first;
-    s.heads = group - first < GQA_SLOTS ? group - first : (uint32_t)GQA_SLOTS;
-    s.per = k.tile > 1 ? group : (uint32_t)GQA_SLOTS;
+    s.heads = group - first < most ? group - first : most;
+    s.per = k.tile > 1 ? group : most;
     s.used = (rows - 1) * s.per + s.heads;
     return s;
 }
@@ -397,11 +408,23 @@ GPU_DEV float gqa_tile_scores(const float (&q)[4][2 * GQA_LANE_WORDS], const uin
     return gqa_sum_transposed(acc);
 }
 
-// Scores of the keys [from, end) of a block to sh.e.  Waves: 4 sets of queries, 2 halves of a tile.  The queries are
-// read again for each block: their registers are needed for the sums.
-GPU_DEV void gqa_block_scores(gqa_tuned_shared &sh, const gqa_args &a, const gqa_slots &slots, const float *query,
+// Asks for the keys and values [from, end) of a block: they are read piece by piece.
+GPU_DEV void gqa_block_prefetch(const gqa_args &a, uint32_t kv, const gpu_bf16 *rows, uint32_t from, uint32_t end) {
+    if (from + gpu_tid() >= end) return;
+    const gpu_bf16 *row = rows + (size_t)(from + gpu_tid()) * gqa_width(a), *value = row + (size_t)a.kv_heads * GQA_KEY;
+    GPU_UNROLL
+    for (int i = 0; i < GQA_KEY; i += GQA_LINE) gpu_prefetch(row + (size_t)kv * GQA_KEY + i);
+    GPU_UNROLL
+    for (int i = 0; i < GQA_VALUE; i += GQA_LINE) gpu_prefetch(value + (size_t)kv * GQA_VALUE + i);
+}
+
+// Scores of the keys [from, end) of a block to sh.e.  Waves: sets of queries, pieces of a tile.  The queries are read
+// again for each block: their registers are needed for the sums.
+template <int SETS>
+GPU_DEV void gqa_block_scores(gqa_tuned_shared<SETS> &sh, const gqa_args &a, const gqa_slots &slots, const float *query,
                               const gpu_bf16 *keys, uint32_t from, uint32_t end) {
-    const uint32_t wave = gpu_uniform(gpu_wave()), set = wave % 4, half = wave / 4;
+    const uint32_t wave = gpu_uniform(gpu_wave()), set = wave % SETS, piece = wave / SETS;
+    const uint32_t each = GQA_TILE / (GQA_WAVES / SETS); // keys of a piece
     const size_t width = gqa_width(a);
     const bool live = set * 4 < slots.used;
     gqa_pieces p = {};
@@ -422,7 +445,7 @@ GPU_DEV void gqa_block_scores(gqa_tuned_shared &sh, const gqa_args &a, const gqa
         gqa_tile_fetch(p, keys, width, first + GQA_TILE, end);
         if (!live) continue;
         GPU_ROLLED
-        for (uint32_t key = half * (GQA_TILE / 2); key < (half + 1) * (GQA_TILE / 2) && key < count; key += 4) {
+        for (uint32_t key = piece * each; key < (piece + 1) * each && key < count; key += 4) {
             const float s = gqa_tile_scores(q, sh.tile[buffer] + key) * a.scale;
             const uint32_t at = key + gpu_lane() / 2 % 4;
             if (at < count && gpu_lane() % 2 == 0) sh.e[first + at][set * 4 + gpu_lane() / 8] = s;
@@ -431,10 +454,33 @@ GPU_DEV void gqa_block_scores(gqa_tuned_shared &sh, const gqa_args &a, const gqa
     gpu_sync();
 }
 
-// Weighted sums of the values of a row's cut for 4 queries, 8 columns a lane: half waves have the keys i with
+// One key of a lane's sums: `w` has its weights for Q queries.
+template <int Q> GPU_DEV void gqa_value_add(float (&acc)[Q][8], const float *w, gpu_u4 v) {
+    float e[Q];
+    if (Q == 4) {
+        const gpu_f4 four = gpu_load_f4(w);
+        GPU_UNROLL
+        for (int h = 0; h < Q; h++) e[h] = four.v[h % 4];
+    } else {
+        const gpu_u2 two = gpu_load_u2(w);
+        GPU_UNROLL
+        for (int h = 0; h < Q; h++) e[h] = gpu_as_f32(two.v[h % 2]);
+    }
+    GPU_UNROLL
+    for (int t = 0; t < 4; t++) {
+        const float low = gpu_as_f32(v.v[t] << 16), high = gpu_as_f32(v.v[t] & 0xffff0000u);
+        GPU_UNROLL
+        for (int h = 0; h < Q; h++) acc[h][2 * t] = gpu_fma(e[h], low, acc[h][2 * t]);
+        GPU_UNROLL
+        for (int h = 0; h < Q; h++) acc[h][2 * t + 1] = gpu_fma(e[h], high, acc[h][2 * t + 1]);
+    }
+}
+
+// Weighted sums of the values of a row's cut for Q queries, 8 columns a lane: half waves have the keys i with
 // i % 4 == klass, counted from the cut's first one.
-GPU_DEV void gqa_block_sums(float (&acc)[4][8], const float *e, const gpu_bf16 *values, size_t width, uint32_t klass,
-                            uint32_t count) {
+template <int Q>
+GPU_DEV void gqa_block_sums(float (&acc)[Q][8], const float *e, uint32_t e_step, const gpu_bf16 *values, size_t width,
+                            uint32_t klass, uint32_t count) {
     uint32_t i = klass;
     GPU_ROLLED
     for (; i + 4 * (GQA_AHEAD - 1) < count; i += 4 * GQA_AHEAD) {
@@ -442,31 +488,10 @@ GPU_DEV void gqa_block_sums(float (&acc)[4][8], const float *e, const gpu_bf16 *
         GPU_UNROLL
         for (uint32_t j = 0; j < GQA_AHEAD; j++) v[j] = gpu_load_u4(values + (i + 4 * j) * width);
         GPU_UNROLL
-        for (uint32_t j = 0; j < GQA_AHEAD; j++) {
-            const gpu_f4 w = gpu_load_f4(e + (i + 4 * j) * GQA_E_STEP);
-            GPU_UNROLL
-            for (int t = 0; t < 4; t++) {
-                const float low = gpu_as_f32(v[j].v[t] << 16), high = gpu_as_f32(v[j].v[t] & 0xffff0000u);
-                GPU_UNROLL
-                for (int h = 0; h < 4; h++) acc[h][2 * t] = gpu_fma(w.v[h], low, acc[h][2 * t]);
-                GPU_UNROLL
-                for (int h = 0; h < 4; h++) acc[h][2 * t + 1] = gpu_fma(w.v[h], high, acc[h][2 * t + 1]);
-            }
-        }
+        for (uint32_t j = 0; j < GQA_AHEAD; j++) gqa_value_add<Q>(acc, e + (i + 4 * j) * e_step, v[j]);
     }
     GPU_ROLLED
-    for (; i < count; i += 4) {
-        const gpu_u4 v = gpu_load_u4(values + i * width);
-        const gpu_f4 w = gpu_load_f4(e + i * GQA_E_STEP);
-        GPU_UNROLL
-        for (int t = 0; t < 4; t++) {
-            const float low = gpu_as_f32(v.v[t] << 16), high = gpu_as_f32(v.v[t] & 0xffff0000u);
-            GPU_UNROLL
-            for (int h = 0; h < 4; h++) acc[h][2 * t] = gpu_fma(w.v[h], low, acc[h][2 * t]);
-            GPU_UNROLL
-            for (int h = 0; h < 4; h++) acc[h][2 * t + 1] = gpu_fma(w.v[h], high, acc[h][2 * t + 1]);
-        }
-    }
+    for (; i < count; i += 4) gqa_value_add<Q>(acc, e + i * e_step, gpu_load_u4(values + i * width));
 }
 
 GPU_DEV void gqa_store8(float *to, const float (&x)[8]) {
@@ -483,16 +508,17 @@ GPU_DEV void gqa_load8(float (&x)[8], const float *from) {
 }
 
 // Softmax of each query's cut, and how it enters what is there.  A wave has the same slots every time.
-GPU_DEV void gqa_block_softmax(gqa_tuned_shared &sh, const gqa_args &a, const gqa_chunk &k, const gqa_slots &slots,
-                               uint32_t row, uint32_t block) {
+template <int SETS>
+GPU_DEV void gqa_block_softmax(gqa_tuned_shared<SETS> &sh, const gqa_args &a, const gqa_chunk &k,
+                               const gqa_slots &slots, uint32_t row, uint32_t block) {
     GPU_ROLLED
-    for (uint32_t slot = gpu_wave(); slot < GQA_SLOTS; slot += GQA_THREADS / GPU_WAVE) {
+    for (uint32_t slot = gpu_wave(); slot < sh.SLOTS; slot += GQA_WAVES) {
         if (!gqa_slot_valid(slots, slot)) continue;
         const gqa_span span = gqa_span_of(a, k, row + slot / slots.per);
         const gqa_cut cut = gqa_cut_of(span, block);
         if (!cut.count) continue;
         float m, l;
-        gqa_softmax(&sh.e[cut.offset][slot], GQA_E_STEP, cut.count, &m, &l);
+        gqa_softmax(&sh.e[cut.offset][slot], sh.E_STEP, cut.count, &m, &l);
         if (gpu_lane() != 0) continue;
         gqa_step s = {m, l, 0.0f, 0.0f};
         if (!k.split && block != gqa_first_block(span)) s = gqa_merge(sh.m[slot], sh.l[slot], m, l);
@@ -505,10 +531,11 @@ GPU_DEV void gqa_block_softmax(gqa_tuned_shared &sh, const gqa_args &a, const gq
 }
 
 // What launches before this one left of the rows that began there.
-GPU_DEV void gqa_block_begin(gqa_tuned_shared &sh, const gqa_args &a, const gqa_chunk &k, const gqa_slots &slots,
+template <int SETS>
+GPU_DEV void gqa_block_begin(gqa_tuned_shared<SETS> &sh, const gqa_args &a, const gqa_chunk &k, const gqa_slots &slots,
                              uint32_t row) {
     GPU_ROLLED
-    for (uint32_t slot = gpu_wave(); slot < GQA_SLOTS; slot += GQA_THREADS / GPU_WAVE) {
+    for (uint32_t slot = gpu_wave(); slot < sh.SLOTS; slot += GQA_WAVES) {
         const uint32_t r = row + slot / slots.per;
         if (gpu_lane() != 0 || !gqa_slot_valid(slots, slot) || !gqa_begun(k, gqa_span_of(a, k, r))) continue;
         const float *from = gqa_run_at(a, k, r, slots.head + slot % slots.per) + gqa_stride(GQA_VALUE);
@@ -518,8 +545,10 @@ GPU_DEV void gqa_block_begin(gqa_tuned_shared &sh, const gqa_args &a, const gqa_
 }
 
 // Eight columns of a query's block sum to where they go: the part, the row's sums, or the result.
-GPU_DEV void gqa_block_store(const gqa_tuned_shared &sh, const gqa_args &a, const gqa_chunk &k, const gqa_slots &slots,
-                             uint32_t slot, uint32_t row, uint32_t block, uint32_t col, float (&x)[8]) {
+template <int SETS>
+GPU_DEV void gqa_block_store(const gqa_tuned_shared<SETS> &sh, const gqa_args &a, const gqa_chunk &k,
+                             const gqa_slots &slots, uint32_t slot, uint32_t row, uint32_t block, uint32_t col,
+                             float (&x)[8]) {
     const gqa_span span = gqa_span_of(a, k, row);
     const uint32_t head = slots.head + slot % slots.per;
     float *to = k.split ? gqa_part_at(a, k, row, head, block) : gqa_run_at(a, k, row, head);
@@ -542,64 +571,71 @@ GPU_DEV void gqa_block_store(const gqa_tuned_shared &sh, const gqa_args &a, cons
     to[gqa_stride(GQA_VALUE) - GQA_AT_L] = sh.l[slot];
 }
 
-// Waves 2 i and 2 i + 1 have set i.
-GPU_KERNEL GQA_BOUNDS k_gqa_attend_tuned(gqa_args a, gqa_chunk k) {
-    GPU_SHARED(gqa_tuned_shared, sh);
-    gpu_begin();
+// Waves 2 i and 2 i + 1 sum for SETS queries, all of one row.
+template <int SETS> GPU_KERNEL GQA_BOUNDS k_gqa_attend_tuned(gqa_args a, gqa_chunk k) {
+    GPU_SHARED(gqa_tuned_shared<SETS>, sh);
+    gpu_release_next();
     const gqa_item item = gqa_item_here(a, k);
-    if (item.first >= item.last) return; // the whole block
-    const gqa_slots slots = gqa_slots_here(a, k, item.rows);
-    const uint32_t wave = gpu_uniform(gpu_wave()), set = wave / 2, half = gpu_lane() / 16, col = gpu_lane() % 16 * 8;
-    const bool live = set * 4 < slots.used;
-    const uint32_t set_row = live ? item.row + set * 4 / slots.per : item.row;
-    if (!k.split) gqa_block_begin(sh, a, k, slots, item.row);
+    const gqa_slots slots = gqa_slots_here<SETS>(a, k, item.rows);
+    const gqa_span all = {gqa_span_of(a, k, item.row).begin, gqa_span_of(a, k, item.row + item.rows - 1).end};
+    const uint32_t wave = gpu_uniform(gpu_wave()), half = gpu_lane() / 16, col = gpu_lane() % 16 * 8;
+    const uint32_t first = wave / 2 * SETS; // of the queries that this wave sums for
+    const bool live = first < slots.used;
+    const uint32_t row = live ? item.row + first / slots.per : item.row;
+    bool begun = false;
     GPU_ROLLED
     for (uint32_t b = item.first; b < item.last; b++) {
         const gpu_bf16 *rows = (const gpu_bf16 *)a.rows + gqa_row_at(a, b * GQA_KEYS);
-        const gqa_span all = {gqa_span_of(a, k, item.row).begin, gqa_span_of(a, k, item.row + item.rows - 1).end};
-        const gqa_cut every = gqa_cut_of(all, b), cut = gqa_cut_of(gqa_span_of(a, k, set_row), b);
+        const gqa_cut every = gqa_cut_of(all, b), cut = gqa_cut_of(gqa_span_of(a, k, row), b);
+        gqa_block_prefetch(a, slots.kv, rows, every.offset, every.offset + every.count);
+        if (!begun) {
+            gpu_wait_previous();
+            if (!k.split) gqa_block_begin<SETS>(sh, a, k, slots, item.row);
+            begun = true;
+        }
         gpu_sync(); // all are through with sh.part
-        gqa_block_scores(sh, a, slots, k.query + (size_t)item.row * a.heads * GQA_KEY,
-                         rows + (size_t)slots.kv * GQA_KEY, every.offset, every.offset + every.count);
-        gqa_block_softmax(sh, a, k, slots, item.row, b);
-        float acc[4][8] = {};
+        gqa_block_scores<SETS>(sh, a, slots, k.query + (size_t)item.row * a.heads * GQA_KEY,
+                               rows + (size_t)slots.kv * GQA_KEY, every.offset, every.offset + every.count);
+        gqa_block_softmax<SETS>(sh, a, k, slots, item.row, b);
+        float acc[SETS][8] = {};
         const uint32_t count = live ? cut.count : 0;
-        gqa_block_sums(acc, &sh.e[cut.offset][set * 4],
-                       rows + (size_t)cut.offset * gqa_width(a) + (size_t)a.kv_heads * GQA_KEY +
-                           (size_t)slots.kv * GQA_VALUE + col,
-                       gqa_width(a), wave % 2 + half * 2, count);
-        // p0 + p2 and p1 + p3, then their sum; two queries are left to each half wave.
-        float mine[2][8];
+        gqa_block_sums<SETS>(acc, &sh.e[cut.offset][first], sh.E_STEP,
+                             rows + (size_t)cut.offset * gqa_width(a) + (size_t)a.kv_heads * GQA_KEY +
+                                 (size_t)slots.kv * GQA_VALUE + col,
+                             gqa_width(a), wave % 2 + half * 2, count);
+        // p0 + p2 and p1 + p3, then their sum; half of the queries are left to each half wave.
+        float mine[SETS / 2][8];
         GPU_UNROLL
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < SETS / 2; i++) {
             GPU_UNROLL
             for (int t = 0; t < 8; t++) {
-                const float low = acc[i][t], high = acc[2 + i][t];
+                const float low = acc[i][t], high = acc[SETS / 2 + i][t];
                 mine[i][t] = (half ? high : low) + gpu_shfl_xor(half ? low : high, 16);
             }
         }
-        const uint32_t slot = set * 4 + half * 2;
+        const uint32_t slot = first + half * (SETS / 2);
         if (wave % 2 == 1) {
-            gqa_store8(&sh.part[slot][col], mine[0]);
-            gqa_store8(&sh.part[slot + 1][col], mine[1]);
+            GPU_UNROLL
+            for (uint32_t i = 0; i < SETS / 2; i++) gqa_store8(&sh.part[slot + i][col], mine[i]);
         }
         gpu_sync();
         if (wave % 2 == 1 || !count) continue;
         GPU_UNROLL
-        for (uint32_t i = 0; i < 2; i++) {
+        for (uint32_t i = 0; i < SETS / 2; i++) {
             float other[8];
             gqa_load8(other, &sh.part[slot + i][col]);
             GPU_UNROLL
             for (int t = 0; t < 8; t++) mine[i][t] = mine[i][t] + other[t];
-            if (gqa_slot_valid(slots, slot + i)) gqa_block_store(sh, a, k, slots, slot + i, set_row, b, col, mine[i]);
+            if (gqa_slot_valid(slots, slot + i)) gqa_block_store<SETS>(sh, a, k, slots, slot + i, row, b, col, mine[i]);
         }
     }
+    if (!begun) gpu_wait_previous(); // every kernel waits
 }
 
 // ---------------------------------------------------------------- split form: parts into the running sums
 // A block for a head and a row.
 struct gqa_merge_shared {
-    float m[GQA_PARTS], l[GQA_PARTS], f[GQA_PARTS], f_b[GQA_PARTS], m_end, l_end;
+    float m[GQA_PARTS], l[GQA_PARTS], f[GQA_PARTS], f_b[GQA_PARTS], add[GQA_PARTS], m_end, l_end;
 };
 GPU_KERNEL GPU_BOUNDS(GQA_PLAIN_THREADS, 4) k_gqa_merge(gqa_args a, gqa_chunk k) {
     GPU_SHARED(gqa_merge_shared, sh);
@@ -627,13 +663,14 @@ GPU_KERNEL GPU_BOUNDS(GQA_PLAIN_THREADS, 4) k_gqa_merge(gqa_args a, gqa_chunk k)
         const gqa_step s = gqa_merge(before, 0.0f, sh.m[b], 0.0f);
         sh.f[b] = s.f;
         sh.f_b[b] = s.f_b;
+        sh.add[b] = sh.l[b] * s.f_b;
         if (b + 1 == count) sh.m_end = s.m;
     }
     gpu_sync();
     if (gpu_tid() == 0) {
         float l = l_start;
         GPU_UNROLL_8
-        for (uint32_t b = begin; b < count; b++) l = gpu_fma(l, sh.f[b], sh.l[b] * sh.f_b[b]);
+        for (uint32_t b = begin; b < count; b++) l = gpu_fma(l, sh.f[b], sh.add[b]);
         sh.l_end = l;
     }
     gpu_sync();
@@ -685,21 +722,35 @@ static inline bool gqa_tuned(const gqa_args *a) {
     return a->rows_bf16 && a->key == GQA_KEY && a->value == GQA_VALUE && aligned;
 }
 
-// Rows that share the queries of a tuned block: groups of 4 and 8 heads leave room for more rows.
-static inline uint32_t gqa_tile_rows(const gqa_args *a) {
+// Rows whose queries share a block of `slots`; sets of 4 have one row.
+static inline uint32_t gqa_tile_rows(const gqa_args *a, uint32_t slots) {
     const uint32_t group = a->heads / a->kv_heads;
-    return gqa_tuned(a) && (group == 4 || group == 8) ? GQA_SLOTS / group : 1;
+    return group == 4 || group == 8 ? slots / group : 1;
+}
+
+template <int SETS> static inline uint32_t gqa_blocks_x(const gqa_args *a) {
+    return a->kv_heads * k_ceil_div(a->heads / a->kv_heads, 4 * SETS);
+}
+static inline uint32_t gqa_items(const gqa_chunk *k) {
+    return k_ceil_div(k->count, k->tile) * (k->split ? k->blocks : 1);
 }
 
 static inline void gqa_attend(gpuStream_t stream, const gqa_args *args, const gqa_chunk *chunk) {
     gqa_args a = *args;
     gqa_chunk k = *chunk;
-    const uint32_t tiles = k_ceil_div(k.count, k.tile), items = k.split ? tiles * k.blocks : tiles;
-    if (gqa_tuned(args))
-        GPU_LAUNCH_EARLY(k_gqa_attend_tuned, gpuDim3(a.kv_heads * k_ceil_div(a.heads / a.kv_heads, GQA_SLOTS), items),
+    k.tile = gqa_tuned(args) ? gqa_tile_rows(args, 4 * GQA_MOST_SETS) : 1;
+    const bool few = (uint64_t)gqa_blocks_x<GQA_MOST_SETS>(args) * gqa_items(&k) < GQA_FEW_BLOCKS;
+    if (gqa_tuned(args) && few) {
+        k.tile = gqa_tile_rows(args, 8);
+        GPU_LAUNCH_EARLY(k_gqa_attend_tuned<2>, gpuDim3(gqa_blocks_x<2>(args), gqa_items(&k)), gpuDim3(GQA_THREADS),
+                         stream, a, k);
+    } else if (gqa_tuned(args)) {
+        GPU_LAUNCH_EARLY(k_gqa_attend_tuned<GQA_MOST_SETS>, gpuDim3(gqa_blocks_x<GQA_MOST_SETS>(args), gqa_items(&k)),
                          gpuDim3(GQA_THREADS), stream, a, k);
-    else
-        GPU_LAUNCH_EARLY(k_gqa_attend_generic, gpuDim3(a.heads, items), gpuDim3(GQA_PLAIN_THREADS), stream, a, k);
+    } else {
+        GPU_LAUNCH_EARLY(k_gqa_attend_generic, gpuDim3(a.heads, gqa_items(&k)), gpuDim3(GQA_PLAIN_THREADS), stream, a,
+                         k);
+    }
     if (k.split) GPU_LAUNCH_EARLY(k_gqa_merge, gpuDim3(a.heads, k.count), gpuDim3(GQA_PLAIN_THREADS), stream, a, k);
 }
 
@@ -712,7 +763,6 @@ static inline void k_gqa_range(gpuStream_t stream, const gqa_args *args) {
                        end = gqa_end_block(gqa_span_of(a, k, k.count - 1));
         GPU_LAUNCH_EARLY(k_gqa_rows, gpuDim3(k.count, a.kv_heads + a.heads), gpuDim3(GQA_PLAIN_THREADS), stream, a, k);
         k.split = k.count <= GQA_SPLIT_ROWS && end - begin > GQA_FUSED_BLOCKS;
-        k.tile = gqa_tile_rows(args);
         const uint32_t step = (k.split ? (uint32_t)GQA_PARTS : (uint32_t)GQA_LAUNCH_ITEMS) / k.count;
         for (k.block = begin; k.block < end; k.block += step) {
             k.blocks = end - k.block < step ? end - k.block : step;
