@@ -55,6 +55,7 @@ enum {
 // Shapes and meaning as ms_gqa and ms_gqa_io; every pointer is a device address.
 typedef struct gqa_args {
     uint32_t heads, kv_heads, key, value, rotary, window, n;
+    uint32_t group; // heads / kv_heads; set by k_gqa_range
     float scale, value_scale;
     k_vector sink; // data == NULL: none
     const float *q, *k, *v, *rope;
@@ -73,6 +74,7 @@ enum { GQA_AT_M = 4, GQA_AT_L = 3 }; // from the end
 typedef struct gqa_chunk {
     uint32_t first, count;
     uint32_t tile;     // rows of a work item
+    uint32_t shift;    // tuned: 1 << shift slots of a row
     float *query;      // [count][heads][key], rotated
     float *run, *part; // of rows; of (row, key block) items
     uint32_t block;    // first key block
@@ -249,7 +251,7 @@ GPU_DEV float gqa_generic_sum(const gqa_generic_shared &sh, const gqa_args &a, s
 GPU_KERNEL GPU_BOUNDS(GQA_PLAIN_THREADS, 4) k_gqa_attend_generic(gqa_args a, gqa_chunk k) {
     GPU_SHARED(gqa_generic_shared, sh);
     gpu_begin();
-    const uint32_t head = gpu_bx(), kv = head / (a.heads / a.kv_heads);
+    const uint32_t head = gpu_bx(), kv = head / a.group;
     const gqa_item item = gqa_item_here(a, k);
     if (item.first >= item.last) return; // the whole block
     const gqa_span span = gqa_span_of(a, k, item.row);
@@ -300,8 +302,8 @@ GPU_KERNEL GPU_BOUNDS(GQA_PLAIN_THREADS, 4) k_gqa_attend_generic(gqa_args a, gqa
 }
 
 // ---------------------------------------------------------------- tuned form: a block for an item and its queries
-// Slot s of the 4 * SETS of a block is the query of row s / per and head s % per of its part of a group; `per` is all
-// slots for one row.
+// Slot s of the 4 * SETS of a block is the query of row s >> shift and of the head that its low bits are in the block's
+// part of a group; one row has all slots.
 enum {
     GQA_TILE = 32,                     // keys in shared memory, twice
     GQA_LANE_WORDS = GQA_KEY / 32 / 2, // a lane's 6 values of a key as pairs: the columns lane + 32 i
@@ -326,20 +328,24 @@ static_assert(sizeof(gqa_tuned_shared<GQA_MOST_SETS>) <= 48 << 10, "shared memor
 // Which queries a block of threads has.
 typedef struct gqa_slots {
     uint32_t kv, head, heads; // query heads [head, head + heads)
-    uint32_t per, used;       // slots of a row; slots that may be queries
+    uint32_t shift, used;     // 1 << shift slots of a row; slots that may be queries
 } gqa_slots;
 template <int SETS> GPU_DEV gqa_slots gqa_slots_here(const gqa_args &a, const gqa_chunk &k, uint32_t rows) {
-    const uint32_t most = 4 * SETS, group = a.heads / a.kv_heads, parts = k_ceil_div(group, most);
+    const uint32_t most = 4 * SETS, parts = k_ceil_div(a.group, most);
     const uint32_t first = gpu_bx() % parts * most;
     gqa_slots s;
     s.kv = gpu_bx() / parts;
-    s.head = s.kv * group + first;
-    s.heads = group - first < most ? group - first : most;
-    s.per = k.tile > 1 ? group : most;
-    s.used = (rows - 1) * s.per + s.heads;
+    s.head = s.kv * a.group + first;
+    s.heads = a.group - first < most ? a.group - first : most;
+    s.shift = k.shift;
+    s.used = ((rows - 1) << s.shift) + s.heads;
     return s;
 }
-GPU_DEV bool gqa_slot_valid(const gqa_slots &s, uint32_t slot) { return slot < s.used && slot % s.per < s.heads; }
+GPU_DEV uint32_t gqa_slot_row(const gqa_slots &s, uint32_t slot) { return slot >> s.shift; }
+GPU_DEV uint32_t gqa_slot_head(const gqa_slots &s, uint32_t slot) { return s.head + (slot & ((1u << s.shift) - 1)); }
+GPU_DEV bool gqa_slot_valid(const gqa_slots &s, uint32_t slot) {
+    return slot < s.used && gqa_slot_head(s, slot) < s.head + s.heads;
+}
 
 // Butterfly sums of 16 values a lane at once: lanes 2 i and 2 i + 1 get the sum of v[i].  Adds in the order of
 // gpu_wave_sum.
@@ -434,7 +440,7 @@ GPU_DEV void gqa_block_scores(gqa_tuned_shared<SETS> &sh, const gqa_args &a, con
     for (uint32_t h = 0; h < 4; h++) {
         const uint32_t slot = gqa_slot_valid(slots, set * 4 + h) ? set * 4 + h : 0;
         const float *from_query =
-            query + ((size_t)(slot / slots.per) * a.heads + slots.head + slot % slots.per) * GQA_KEY;
+            query + ((size_t)gqa_slot_row(slots, slot) * a.heads + gqa_slot_head(slots, slot)) * GQA_KEY;
         GPU_UNROLL
         for (uint32_t i = 0; i < 2 * GQA_LANE_WORDS; i++) q[h][i] = from_query[gpu_lane() + 32 * i];
     }
@@ -514,7 +520,7 @@ GPU_DEV void gqa_block_softmax(gqa_tuned_shared<SETS> &sh, const gqa_args &a, co
     GPU_ROLLED
     for (uint32_t slot = gpu_wave(); slot < sh.SLOTS; slot += GQA_WAVES) {
         if (!gqa_slot_valid(slots, slot)) continue;
-        const gqa_span span = gqa_span_of(a, k, row + slot / slots.per);
+        const gqa_span span = gqa_span_of(a, k, row + gqa_slot_row(slots, slot));
         const gqa_cut cut = gqa_cut_of(span, block);
         if (!cut.count) continue;
         float m, l;
@@ -536,9 +542,9 @@ GPU_DEV void gqa_block_begin(gqa_tuned_shared<SETS> &sh, const gqa_args &a, cons
                              uint32_t row) {
     GPU_ROLLED
     for (uint32_t slot = gpu_wave(); slot < sh.SLOTS; slot += GQA_WAVES) {
-        const uint32_t r = row + slot / slots.per;
+        const uint32_t r = row + gqa_slot_row(slots, slot);
         if (gpu_lane() != 0 || !gqa_slot_valid(slots, slot) || !gqa_begun(k, gqa_span_of(a, k, r))) continue;
-        const float *from = gqa_run_at(a, k, r, slots.head + slot % slots.per) + gqa_stride(GQA_VALUE);
+        const float *from = gqa_run_at(a, k, r, gqa_slot_head(slots, slot)) + gqa_stride(GQA_VALUE);
         sh.m[slot] = from[-GQA_AT_M];
         sh.l[slot] = from[-GQA_AT_L];
     }
@@ -550,7 +556,7 @@ GPU_DEV void gqa_block_store(const gqa_tuned_shared<SETS> &sh, const gqa_args &a
                              const gqa_slots &slots, uint32_t slot, uint32_t row, uint32_t block, uint32_t col,
                              float (&x)[8]) {
     const gqa_span span = gqa_span_of(a, k, row);
-    const uint32_t head = slots.head + slot % slots.per;
+    const uint32_t head = gqa_slot_head(slots, slot);
     float *to = k.split ? gqa_part_at(a, k, row, head, block) : gqa_run_at(a, k, row, head);
     if (!k.split && block != gqa_first_block(span)) {
         float before[8];
@@ -581,7 +587,7 @@ template <int SETS> GPU_KERNEL GQA_BOUNDS k_gqa_attend_tuned(gqa_args a, gqa_chu
     const uint32_t wave = gpu_uniform(gpu_wave()), half = gpu_lane() / 16, col = gpu_lane() % 16 * 8;
     const uint32_t first = wave / 2 * SETS; // of the queries that this wave sums for
     const bool live = first < slots.used;
-    const uint32_t row = live ? item.row + first / slots.per : item.row;
+    const uint32_t row = live ? item.row + gqa_slot_row(slots, first) : item.row;
     bool begun = false;
     GPU_ROLLED
     for (uint32_t b = item.first; b < item.last; b++) {
@@ -722,14 +728,16 @@ static inline bool gqa_tuned(const gqa_args *a) {
     return a->rows_bf16 && a->key == GQA_KEY && a->value == GQA_VALUE && aligned;
 }
 
-// Rows whose queries share a block of `slots`; sets of 4 have one row.
-static inline uint32_t gqa_tile_rows(const gqa_args *a, uint32_t slots) {
-    const uint32_t group = a->heads / a->kv_heads;
-    return group == 4 || group == 8 ? slots / group : 1;
+// Rows whose queries share a tuned block of `slots`; sets of 4 have one row.
+static inline void gqa_tile(const gqa_args *a, gqa_chunk *k, uint32_t slots) {
+    const bool several = a->group == 4 || a->group == 8;
+    const uint32_t per = several ? a->group : slots;
+    k->tile = slots / per;
+    k->shift = per == 4 ? 2 : per == 8 ? 3 : 4;
 }
 
 template <int SETS> static inline uint32_t gqa_blocks_x(const gqa_args *a) {
-    return a->kv_heads * k_ceil_div(a->heads / a->kv_heads, 4 * SETS);
+    return a->kv_heads * k_ceil_div(a->group, 4 * SETS);
 }
 static inline uint32_t gqa_items(const gqa_chunk *k) {
     return k_ceil_div(k->count, k->tile) * (k->split ? k->blocks : 1);
@@ -738,10 +746,11 @@ static inline uint32_t gqa_items(const gqa_chunk *k) {
 static inline void gqa_attend(gpuStream_t stream, const gqa_args *args, const gqa_chunk *chunk) {
     gqa_args a = *args;
     gqa_chunk k = *chunk;
-    k.tile = gqa_tuned(args) ? gqa_tile_rows(args, 4 * GQA_MOST_SETS) : 1;
+    k.tile = 1;
+    if (gqa_tuned(args)) gqa_tile(args, &k, 4 * GQA_MOST_SETS);
     const bool few = (uint64_t)gqa_blocks_x<GQA_MOST_SETS>(args) * gqa_items(&k) < GQA_FEW_BLOCKS;
     if (gqa_tuned(args) && few) {
-        k.tile = gqa_tile_rows(args, 8);
+        gqa_tile(args, &k, 8);
         GPU_LAUNCH_EARLY(k_gqa_attend_tuned<2>, gpuDim3(gqa_blocks_x<2>(args), gqa_items(&k)), gpuDim3(GQA_THREADS),
                          stream, a, k);
     } else if (gqa_tuned(args)) {
@@ -757,8 +766,9 @@ static inline void gqa_attend(gpuStream_t stream, const gqa_args *args, const gq
 static inline void k_gqa_range(gpuStream_t stream, const gqa_args *args) {
     gqa_args a = *args;
     if (a.n == 0) return;
+    a.group = a.heads / a.kv_heads;
     for (uint32_t first = 0; first < a.n; first += GQA_ROWS) {
-        gqa_chunk k = gqa_chunk_of(args, first);
+        gqa_chunk k = gqa_chunk_of(&a, first);
         const uint32_t begin = gqa_first_block(gqa_span_of(a, k, 0)),
                        end = gqa_end_block(gqa_span_of(a, k, k.count - 1));
         GPU_LAUNCH_EARLY(k_gqa_rows, gpuDim3(k.count, a.kv_heads + a.heads), gpuDim3(GQA_PLAIN_THREADS), stream, a, k);
@@ -766,7 +776,7 @@ static inline void k_gqa_range(gpuStream_t stream, const gqa_args *args) {
         const uint32_t step = (k.split ? (uint32_t)GQA_PARTS : (uint32_t)GQA_LAUNCH_ITEMS) / k.count;
         for (k.block = begin; k.block < end; k.block += step) {
             k.blocks = end - k.block < step ? end - k.block : step;
-            gqa_attend(stream, args, &k);
+            gqa_attend(stream, &a, &k);
         }
     }
 }
