@@ -76,6 +76,7 @@ typedef enum case_kind {
     CASE_EXPERTS,
     CASE_KDA,
     CASE_MLA,
+    CASE_GQA,
     CASE_MIX,
     CASE_SUM
 } case_kind;
@@ -84,7 +85,7 @@ typedef struct bench_case {
     const char *name;
     case_kind kind;
     ms_format format;
-    uint32_t rows, cols, count; /* products of the same input; experts: how many there are; MLA: cached rows */
+    uint32_t rows, cols, count; /* products of the same input; experts: how many there are; MLA, GQA: cached rows */
     uint32_t n;
 } bench_case;
 
@@ -104,6 +105,13 @@ enum {
     EXTRA = 64,
     RANK = 512,
     TAPS = 4,
+    GQA_HEADS = 64, /* of MiMo V2.6; key heads tell its two kinds of layers apart */
+    GQA_FULL = 4,
+    GQA_SLIDING = 8,
+    GQA_KEY = 192,
+    GQA_VALUE = 128,
+    GQA_ROTARY = 64,
+    GQA_WINDOW = 128,
     MAX_SETS = 32,
     MAX_PRODUCTS = 4,
     MAX_ROUNDS = 100,
@@ -124,6 +132,9 @@ static const bench_case cases[] = {
     {"kda", CASE_KDA, MS_FORMAT_F32, HEADS, HEAD_DIM, 1, 1},
     {"mla, 4096 cached", CASE_MLA, MS_FORMAT_BF16, HEADS, RANK, 4096, 1},
     {"mla, 32768 cached", CASE_MLA, MS_FORMAT_BF16, HEADS, RANK, 32768, 1},
+    {"gqa, 4096 cached", CASE_GQA, MS_FORMAT_F32, GQA_HEADS, GQA_FULL, 4096, 1},
+    {"gqa, 32768 cached", CASE_GQA, MS_FORMAT_F32, GQA_HEADS, GQA_FULL, 32768, 1},
+    {"gqa, window", CASE_GQA, MS_FORMAT_F32, GQA_HEADS, GQA_SLIDING, 4096, 1},
     {"residual mix", CASE_MIX, MS_FORMAT_F32, BLOCKS, HIDDEN, 1, 1},
     {"sum of experts", CASE_SUM, MS_FORMAT_F32, TOP, LATENT, 1, 1},
     {"q8 project", CASE_PROJECT, MS_FORMAT_Q8, INNER, HIDDEN, 1, 512},
@@ -136,6 +147,9 @@ static const bench_case cases[] = {
     {"bf16 router", CASE_ROUTER, MS_FORMAT_BF16, EXPERTS, HIDDEN, 1, 512},
     {"kda", CASE_KDA, MS_FORMAT_F32, HEADS, HEAD_DIM, 1, 512},
     {"mla, empty cache", CASE_MLA, MS_FORMAT_BF16, HEADS, RANK, 0, 512},
+    {"gqa, empty cache", CASE_GQA, MS_FORMAT_F32, GQA_HEADS, GQA_FULL, 0, 512},
+    {"gqa, 4096 cached", CASE_GQA, MS_FORMAT_F32, GQA_HEADS, GQA_FULL, 4096, 512},
+    {"gqa, window", CASE_GQA, MS_FORMAT_F32, GQA_HEADS, GQA_SLIDING, 4096, 512},
     {"residual mix", CASE_MIX, MS_FORMAT_F32, BLOCKS, HIDDEN, 1, 512},
     {"sum of experts", CASE_SUM, MS_FORMAT_F32, TOP, LATENT, 1, 512},
 };
@@ -147,12 +161,12 @@ typedef struct job {
     bench_case c;
     uint32_t sets, next, x_cols;
     ms_weight weight[MAX_SETS][MAX_PRODUCTS];
-    ms_weight vector[8]; /* KDA and MLA: small weights; router: bias */
+    ms_weight vector[8]; /* KDA and MLA: small weights; GQA: sinks; router: bias */
     float *x, *out;
     size_t x_bytes, out_bytes;
-    float *extra; /* KDA: the other inputs; router: weights */
+    float *extra; /* KDA: the other inputs; GQA: keys, values, angles; router: weights */
     size_t extra_bytes;
-    uint8_t *state; /* experts: slots; KDA: states and histories; MLA: cache rows */
+    uint8_t *state; /* experts: slots; KDA: states and histories; MLA, GQA: cache rows */
     size_t state_bytes;
     uint32_t *lists; /* rows and pairs of the batches */
     ms_expert_batch *batches;
@@ -429,6 +443,47 @@ static void run_mla(job *j, uint32_t set) {
     j->be->mla_range(j->be, &mla, &io, c->n);
 }
 
+/* c.cols key heads: those of a layer with a window or of one without. */
+static uint64_t gqa_window(const bench_case *c) { return c->cols == GQA_SLIDING ? GQA_WINDOW : 0; }
+static uint64_t gqa_ring(const bench_case *c) {
+    const uint64_t least = gqa_window(c) + c->n;
+    return gqa_window(c) ? (least + MS_GQA_BLOCK - 1) / MS_GQA_BLOCK * MS_GQA_BLOCK : 0;
+}
+
+static ms_status begin_gqa(job *j, ms_scratch_need *need, ms_error *err) {
+    const bench_case *c = &j->c;
+    const size_t k = (size_t)c->cols * GQA_KEY, v = (size_t)c->cols * GQA_VALUE;
+    const uint64_t row = (k + v) * ms_state_element_bytes(j->be->precision), window = gqa_window(c);
+    need->gqa_heads = c->rows;
+    need->gqa_group = c->rows / c->cols;
+    need->gqa_key = GQA_KEY;
+    need->gqa_value = GQA_VALUE;
+    need->context = (uint64_t)c->count + c->n;
+    const uint64_t stored = window ? gqa_ring(c) : need->context, seen = window ? window - 1 + c->n : stored;
+    j->bytes = row * (seen < need->context ? seen : need->context);
+    j->flops = 2.0 * c->n * c->rows * (GQA_KEY + GQA_VALUE) *
+               (window ? (double)window : c->count + (c->n + 1.0) / 2.0);
+    j->sets = c->n == 1 ? sets_for(j->bytes) : 1;
+    j->state_bytes = row * stored * j->sets;
+    void *cache;
+    MS_TRY(j->be->alloc(j->be, MS_MEM_DEVICE, j->state_bytes, "cache rows", &cache, err));
+    j->state = cache;
+    MS_TRY(in_and_out(j, (size_t)c->n * c->rows * GQA_KEY, (size_t)c->n * c->rows * GQA_VALUE, err));
+    MS_TRY(device_floats(j, &j->extra, &j->extra_bytes, (size_t)c->n * (k + v + GQA_ROTARY), err));
+    return make_weight(j, &j->vector[0], MS_FORMAT_F32, 1, c->rows, err);
+}
+
+static void run_gqa(job *j, uint32_t set) {
+    const bench_case *c = &j->c;
+    const float *k = j->extra, *v = k + (size_t)c->n * c->cols * GQA_KEY;
+    ms_gqa gqa = {.heads = c->rows, .kv_heads = c->cols, .key = GQA_KEY, .value = GQA_VALUE, .rotary = GQA_ROTARY,
+                  .window = (uint32_t)gqa_window(c), .scale = 0.0721688f, .value_scale = 0.707f,
+                  .sink = gqa_window(c) ? &j->vector[0] : NULL};
+    ms_gqa_io io = {.q = j->x, .k = k, .v = v, .rope = v + (size_t)c->n * c->cols * GQA_VALUE, .ring = gqa_ring(c),
+                    .position = c->count, .rows = j->state + set * (j->state_bytes / j->sets), .out = j->out};
+    j->be->gqa_range(j->be, &gqa, &io, c->n);
+}
+
 /* Mix: c.rows closed blocks and the running sum; sum: c.rows results a row.  Both with the norm behind them. */
 static ms_status begin_rows(job *j, ms_scratch_need *need, ms_error *err) {
     const bench_case *c = &j->c;
@@ -460,7 +515,8 @@ static const struct {
     [CASE_PROJECT] = {begin_dense, run_dense},     [CASE_MLP] = {begin_dense, run_dense},
     [CASE_ROUTER] = {begin_dense, run_dense},      [CASE_EXPERTS] = {begin_experts, run_experts},
     [CASE_KDA] = {begin_kda, run_kda},             [CASE_MLA] = {begin_mla, run_mla},
-    [CASE_MIX] = {begin_rows, run_rows},           [CASE_SUM] = {begin_rows, run_rows},
+    [CASE_GQA] = {begin_gqa, run_gqa},             [CASE_MIX] = {begin_rows, run_rows},
+    [CASE_SUM] = {begin_rows, run_rows},
 };
 
 /* ------------------------------------------------------------------ timing */
@@ -521,12 +577,12 @@ static ms_status copy_rate(ms_backend *be, const gpu_flags *f, double *rate, ms_
 static bench_case shrunk(const bench_case *c, int shapes) {
     bench_case s = *c;
     if (!shapes) return s;
-    bool attention = c->kind == CASE_KDA || c->kind == CASE_MLA;
+    bool attention = c->kind == CASE_KDA || c->kind == CASE_MLA || c->kind == CASE_GQA;
     bool whole = c->kind == CASE_MIX || c->kind == CASE_SUM;
-    if (!whole) s.rows /= SMALL_DIVISOR;
+    if (!whole) s.rows /= c->kind == CASE_GQA ? 4 : SMALL_DIVISOR; /* a multiple of the key heads */
     if (!attention) s.cols /= SMALL_DIVISOR;
     if (c->kind == CASE_EXPERTS && c->n > 1 && c->count > TOP) s.count /= SMALL_DIVISOR;
-    if (c->kind == CASE_MLA) s.count /= SMALL_DIVISOR;
+    if (c->kind == CASE_MLA || c->kind == CASE_GQA) s.count /= SMALL_DIVISOR;
     if (s.n > 1) s.n /= SMALL_DIVISOR;
     return s;
 }

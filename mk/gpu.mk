@@ -22,9 +22,9 @@ CXX := $(subst clang,clang++,$(subst gcc,g++,$(CC)))
 endif
 
 GPU_DIR    := src/backend/gpu
-GPU_UNITS  := backend weights install dense moe attention
+GPU_UNITS  := backend weights install dense moe attention gqa
 # Units with kernels of their own.
-GPU_CODE   := weights install dense moe attention
+GPU_CODE   := weights install dense moe attention gqa
 GPU_DEPS   := $(wildcard $(GPU_DIR)/*.h) $(wildcard src/backend/*.h src/base/*.h src/quant/*.h) \
               include/moonshine/moonshine.h
 GPU_WARN   := -Wall -Wextra -Wconversion
@@ -32,7 +32,7 @@ GPU_COMMON := -std=c++17 -fPIC -fvisibility=hidden -ffp-contract=off -Iinclude -
 GPU_FMA    := $(if $(filter x86_64,$(shell uname -m)),-mfma)
 comma      := ,
 # C parts that a library needs besides the kernels.
-GPU_C_OBJ  := $(addprefix $(BUILD)/pic/,base/error.o base/text.o base/utf8.o backend/backend.o quant/mxfp4.o)
+GPU_C_OBJ  := $(addprefix $(BUILD)/pic/,base/error.o base/text.o base/utf8.o backend/backend.o quant/fp8.o quant/mxfp4.o)
 # -z defs: a library that needs a function from the program would load in some programs only.  Sanitizer runtimes are
 # in the program.
 GPU_LINK   := -shared -Wl,--as-needed $(if $(SAN),,-Wl$(comma)-z$(comma)defs)
@@ -163,6 +163,8 @@ $(BUILD)/tests/gpu/op_cases_mapped.o: tests/op/op_cases.c $(BUILD)/compile.flags
 	$(call say,CC,'$< (device memory)')
 	$(Q)$(CC) $(COMPILE) -Dmalloc=gpu_test_malloc -Dfree=gpu_test_free -MMD -MP -c $< -o $@
 $(BUILD)/tests/gpu/test_ops_gpu: $(BUILD)/tests/gpu/op_cases_mapped.o
+# The library comes before that object, which needs it too.
+$(BUILD)/tests/gpu/test_ops_gpu: LIBS := $(LIB) $(LIBS)
 # Kernels called one by one, without a backend around them: always on the emulator.
 KERNEL_TESTS := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/gpu/test_*.cpp))
 $(KERNEL_TESTS): $(BUILD)/%: %.cpp tests/gpu/test_kernels.h $(GPU_DEPS) $(BUILD)/emu/gpu_emu.o $(LIB) \

@@ -144,7 +144,8 @@ typedef struct ms_scratch_need {
     uint32_t pairs;        /* most (row, expert) pairs of one experts_run */
     uint32_t kda_heads, kda_dim, kda_taps;
     uint32_t mla_heads, mla_nope, mla_extra, mla_value, mla_rank;
-    uint32_t gqa_group;    /* most query heads of one key head; 0: no gqa_range */
+    uint32_t gqa_heads;    /* most query heads; 0: no gqa_range */
+    uint32_t gqa_group;    /* most of them of one key head */
     uint32_t gqa_key, gqa_value;
     uint64_t context;      /* longest sequence */
     uint32_t router_experts;

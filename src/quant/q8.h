@@ -25,13 +25,13 @@ static inline uint32_t ms_q8_groups(uint32_t cols) {
 /* Columns in group g. */
 static inline uint32_t ms_q8_group_cols(uint32_t cols, uint32_t g) {
     uint32_t left = cols - g * MS_Q8_WEIGHT_GROUP;
-    return left < MS_Q8_WEIGHT_GROUP ? left : MS_Q8_WEIGHT_GROUP;
+    return left < MS_Q8_WEIGHT_GROUP ? left : (uint32_t)MS_Q8_WEIGHT_GROUP;
 }
 
 /* Rows in the block of row r. */
 static inline uint32_t ms_q8_block_rows(uint32_t rows, uint32_t r) {
     uint32_t left = rows - r / MS_Q8_BLOCK_ROWS * MS_Q8_BLOCK_ROWS;
-    return left < MS_Q8_BLOCK_ROWS ? left : MS_Q8_BLOCK_ROWS;
+    return left < MS_Q8_BLOCK_ROWS ? left : (uint32_t)MS_Q8_BLOCK_ROWS;
 }
 
 /* Byte offset in data of group g of row r. */

@@ -47,7 +47,7 @@ static ms_status refuse(const ms_plan *p, ms_error *err) {
 /* What the model needs and this backend may lack. */
 static ms_status check_backend(const ms_engine *e, const ms_scratch_need *need, ms_error *err) {
     const ms_backend *be = e->backend;
-    if (need->gqa_group && !be->gqa_range)
+    if (need->gqa_heads && !be->gqa_range)
         return ms_fail(err, MS_ERR_UNSUPPORTED, "backend %s lacks grouped-query attention, which lane %s needs", be->name,
                        e->model.lane->name);
     for (size_t i = 0; i < e->statics.count; i++)

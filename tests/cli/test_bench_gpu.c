@@ -17,7 +17,8 @@
 #define QUICK "bench", "gpu", "--backend", "cpu", "--rounds", "1", "--time", "1", "--shapes", "small"
 
 static const char *const phases[] = {"q8 project", "q8 latent", "q8 shared mlp", "mxfp4 16 experts", "mxfp4 experts",
-                                     "bf16 head",  "bf16 router", "kda",         "mla, 4096 cached", "residual mix",
+                                     "bf16 head",  "bf16 router", "kda",         "mla, 4096 cached", "gqa, 4096 cached",
+                                     "gqa, window", "residual mix",
                                      "sum of experts"};
 enum { PHASES = sizeof phases / sizeof phases[0] };
 

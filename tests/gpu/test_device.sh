@@ -24,5 +24,6 @@ step() {
 }
 
 step "$build/golden" tests/golden/k3 "$backend"
+step "$build/golden" tests/golden/mimo26 "$backend"
 step "$build/moonshine" bench quality models/k3-nano --set tests/qualification/nano.jsonl --backend "$backend"
 echo "test-gpu: PASS"

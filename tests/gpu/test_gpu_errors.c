@@ -8,6 +8,7 @@
 #include "backend/gpu/gpu_backend.h"
 #include "backend/loader.h"
 #include "gpu_test.h"
+#include "quant/fp8.h"
 
 #include <dlfcn.h>
 #include <math.h>
@@ -29,6 +30,10 @@ static const ms_scratch_need small = {.rows = ROWS,
                                       .mla_extra = 8,
                                       .mla_value = 8,
                                       .mla_rank = 16,
+                                      .gqa_heads = 4,
+                                      .gqa_group = 4,
+                                      .gqa_key = 8,
+                                      .gqa_value = 8,
                                       .context = 4,
                                       .router_experts = EXPERTS};
 
@@ -183,6 +188,74 @@ static void weight_errors(void **state) {
     be->destroy(be);
 }
 
+/* Codes that are no numbers and scales that make none, whatever the rows become. */
+static void fp8_errors(void **state) {
+    (void)state;
+    enum { ROWS_FP8 = 21, COLS = 700 };
+    static const ms_format formats[] = {MS_FORMAT_FP8, MS_FORMAT_Q8, MS_FORMAT_BF16, MS_FORMAT_F32};
+    const size_t record = ms_fp8_record_bytes(COLS), head = record - COLS;
+    const float inf = INFINITY, one = 1.0f;
+    uint8_t *host = calloc(ROWS_FP8, record);
+    assert_non_null(host);
+    ms_backend *be = open_small(MS_PRECISION_FAST);
+    for (size_t f = 0; f < 4; f++) {
+        ms_weight w;
+        ms_error err;
+        for (size_t r = 0; r < ROWS_FP8; r++)
+            for (size_t g = 0; g < head / sizeof one; g++) memcpy(host + r * record + g * sizeof one, &one, sizeof one);
+        assert_int_equal(be->weight_create(be, &w, formats[f], ROWS_FP8, COLS, &err), MS_OK);
+        assert_int_equal(be->weight_fill(be, &w, 0, ROWS_FP8, host, MS_FORMAT_FP8, &err), MS_OK);
+        host[5 * record + head + 657] = f % 2 ? 0xff : 0x7f;
+        assert_int_equal(be->weight_fill(be, &w, 1, ROWS_FP8 - 1, host, MS_FORMAT_FP8, &err), MS_ERR_NUMERIC);
+        if (!strstr(err.message, "row 6 column 657")) fail_msg("%s", err.message);
+        host[5 * record + head + 657] = 0;
+        host[7 * record + head + 300] = 0x38;
+        memcpy(host + 7 * record + 2 * sizeof inf, &inf, sizeof inf);
+        assert_int_equal(be->weight_fill(be, &w, 0, ROWS_FP8, host, MS_FORMAT_FP8, &err), MS_ERR_NUMERIC);
+        if (!strstr(err.message, "row 7 column 256")) fail_msg("%s", err.message); /* 0 * infinity comes first */
+        be->weight_destroy(be, &w);
+    }
+    ms_weight w;
+    ms_error err;
+    assert_int_equal(be->weight_create(be, &w, MS_FORMAT_FP8, 2, 3, &err), MS_OK);
+    assert_int_equal(be->weight_fill(be, &w, 0, 1, host, MS_FORMAT_F32, &err), MS_ERR_INTERNAL);
+    assert_int_equal(be->weight_fill(be, &w, 0, 1, host, MS_FORMAT_BF16, &err), MS_ERR_INTERNAL);
+    be->weight_destroy(be, &w);
+    free(host);
+    be->destroy(be);
+}
+
+/* A record longer than an upload piece goes in windows of columns with their scales: the values and the errors are those
+ * of rows that go whole. */
+static void long_fp8_rows(void **state) {
+    (void)state;
+    enum { COLS = 4 * 1024 * 1024 + 300 };
+    const size_t record = ms_fp8_record_bytes(COLS), head = record - COLS;
+    uint8_t *host = malloc(record);
+    float *back = malloc(COLS * sizeof *back);
+    assert_true(host && back);
+    for (size_t g = 0; g < head / sizeof(float); g++) {
+        const float scale = (float)(g % 100 + 1) / 64.0f;
+        memcpy(host + g * sizeof scale, &scale, sizeof scale);
+    }
+    for (size_t i = 0; i < COLS; i++) host[head + i] = (uint8_t)(i * 31 % 127);
+    ms_backend *be = open_small(MS_PRECISION_FAST);
+    ms_weight w;
+    ms_error err;
+    assert_int_equal(be->weight_create(be, &w, MS_FORMAT_F32, 1, COLS, &err), MS_OK);
+    assert_int_equal(be->weight_fill(be, &w, 0, 1, host, MS_FORMAT_FP8, &err), MS_OK);
+    be->download(be, back, w.data, COLS * sizeof *back);
+    for (size_t i = 0; i < COLS; i++)
+        assert_true(back[i] == ms_e4m3(host[head + i]) * ((float)(i / 128 % 100 + 1) / 64.0f));
+    host[head + COLS - 1] = 0x7f;
+    assert_int_equal(be->weight_fill(be, &w, 0, 1, host, MS_FORMAT_FP8, &err), MS_ERR_NUMERIC);
+    if (!strstr(err.message, "row 0 column 4194603")) fail_msg("%s", err.message);
+    be->weight_destroy(be, &w);
+    free(host);
+    free(back);
+    be->destroy(be);
+}
+
 /* Rows longer than an upload piece go in windows of columns. */
 static void long_rows(void **state) {
     (void)state;
@@ -269,6 +342,32 @@ static void beyond_scratch(void **state) {
     ms_mla_io mla_io = {x, x, x, out, 4, out};
     be->mla_range(be, &mla, &mla_io, 1);
     expect(be, MS_ERR_INTERNAL, "context");
+    const ms_gqa good = {4, 2, 8, 8, 4, 2, 0.3f, 1, NULL};
+    ms_gqa gqa[9];
+    for (int i = 0; i < 9; i++) gqa[i] = good;
+    gqa[0].heads = 3;
+    gqa[1].heads = gqa[1].kv_heads = 5;
+    gqa[2].kv_heads = 0;
+    gqa[3].key = 9;
+    gqa[4].value = 9;
+    gqa[5].rotary = 10;
+    gqa[6].rotary = 3;
+    gqa[7].sink = &w; /* Q8 */
+    gqa[8].window = 0;
+    for (int i = 0; i < 9; i++) {
+        ms_gqa_io io = {x, x, x, x, out, i == 8 ? 256 : 0, 0, out};
+        be->gqa_range(be, &gqa[i], &io, 1);
+        expect(be, MS_ERR_INTERNAL, "gqa_range");
+    }
+    static const struct {
+        uint64_t ring, position;
+        uint32_t n;
+    } bad[] = {{0, 4, 1}, {0, 2, 3}, {0, 0, ROWS + 1}, {250, 0, 1}};
+    for (int i = 0; i < 4; i++) {
+        ms_gqa_io io = {x, x, x, x, out, bad[i].ring, bad[i].position, out};
+        be->gqa_range(be, &good, &io, bad[i].n);
+        expect(be, MS_ERR_INTERNAL, "gqa_range");
+    }
     ms_router r = {&f32, &f32, 2, true, 1};
     be->router_topk(be, ids, out, x, 1, &r);
     expect(be, MS_ERR_INTERNAL, "router_topk");
@@ -400,6 +499,8 @@ int main(void) {
         cmocka_unit_test(router_row_not_finite),
         cmocka_unit_test(not_finite_passes_products),
         cmocka_unit_test(weight_errors),
+        cmocka_unit_test(fp8_errors),
+        cmocka_unit_test(long_fp8_rows),
         cmocka_unit_test(long_rows),
         cmocka_unit_test(bad_expert),
         cmocka_unit_test(beyond_scratch),

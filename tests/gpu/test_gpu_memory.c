@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "gpu_test.h"
+#include "model_test.h"
 #include "moonshine/moonshine.h"
 
 #include <stdio.h>
@@ -179,8 +180,57 @@ static void full(void **state) {
     emulate(NULL, NULL);
 }
 
+/* What a model takes of the device, all in all, is what its ledger says, less what it rounds. */
+static void check_ledger(const char *model, ms_static_format format, ms_precision precision) {
+    ms_engine_options o;
+    ms_engine *e;
+    ms_session *s;
+    ms_plan *p;
+    ms_error err;
+    uint32_t ids[IDS] = {3, 1, 4, 1, 5};
+    uint64_t total, before, after;
+    ms_engine_options_default(&o, model);
+    o.backend = gpu_test_name();
+    o.precision = precision;
+    o.static_format = format;
+    o.context = 600;
+    o.experts = 2;
+    ok(ms_plan_create(&p, &o, &err), &err);
+    ms_backend *be = gpu_test_open(MS_PRECISION_FAST);
+    be->device_memory(be, &total, &before);
+    ok(ms_engine_open(&e, &o, &err), &err);
+    ok(ms_session_create(&s, e, &err), &err);
+    ok(ms_session_forward(s, ids, IDS, NULL, &err), &err);
+    be->device_memory(be, &total, &after);
+    ms_session_destroy(s);
+    ms_engine_close(e);
+    be->destroy(be);
+    const uint64_t taken = before - after, planned = p->device_total_bytes;
+    if (taken > planned + planned / 50 || planned > taken + taken / 50)
+        fail_msg("%s: planned %llu bytes of the device, took %llu", model, (unsigned long long)planned,
+                 (unsigned long long)taken);
+    ms_plan_destroy(p);
+}
+
+static void ledger(void **state) {
+    (void)state;
+    char mimo[MODEL_PATH];
+    if (!emulated()) return; /* a device hands memory out in units that are as large as these models */
+    model_make_mimo(mimo);
+    emulate_bytes((uint64_t)4 << 30, (uint64_t)4 << 30);
+    const char *const models[] = {MODEL, "tests/golden/mimo26/mimo-tiny", mimo};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        check_ledger(models[i], MS_STATIC_Q8, MS_PRECISION_FAST);
+        check_ledger(models[i], MS_STATIC_BF16, MS_PRECISION_FAST);
+        check_ledger(models[i], MS_STATIC_BF16, MS_PRECISION_REFERENCE);
+    }
+    emulate(NULL, NULL);
+    model_remove(mimo);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ledger),
         cmocka_unit_test(planned_slots),
         cmocka_unit_test(refused_midway),
         cmocka_unit_test(full),

@@ -1,6 +1,8 @@
 #include "op_cases.h"
 
 #include "base/bytes.h"
+#include "nn/rope.h"
+#include "quant/fp8.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -18,7 +20,11 @@ const ms_scratch_need op_scratch_need = {.rows = 40,
                                          .mla_extra = 32,
                                          .mla_value = 40,
                                          .mla_rank = 132,
-                                         .context = 700,
+                                         .gqa_heads = 40,
+                                         .gqa_group = 40,
+                                         .gqa_key = 192,
+                                         .gqa_value = 128,
+                                         .context = 1100,
                                          .router_experts = 77};
 
 /* ------------------------------------------------------------------ inputs */
@@ -94,7 +100,8 @@ static double dot_d(const double *w, const double *x, size_t n) {
     return s;
 }
 
-static const ms_situ act = {4.0f, 25.0f};
+static const ms_situ act = {4.0f, 25.0f}, swiglu = {0};
+static double gated(double g, double u, ms_situ a) { return a.beta > 0 ? situ(g, u, a) : g * sigmoid(g) * u; }
 static const float eps = 1e-5f;
 
 /* ------------------------------------------------------------------ rms_norm: d = {dim} */
@@ -211,7 +218,82 @@ static void project_naive(const op_case *c, double *out) {
     free(b);
 }
 
-/* ------------------------------------------------------------------ mlp: d = {cols, width, out} */
+/* ------------------------------------------------------------------ project, weights of FP8 records: d = {cols, rows,
+ * rows of the others}.  Three products: one of the case's format, a BF16 one, and an FP8 one kept as it is. */
+
+/* Records of random codes, none of them NaN; decoded: what they mean. */
+static uint8_t *fp8_records(uint32_t rows, uint32_t cols, uint32_t salt, double *decoded) {
+    size_t record = ms_fp8_record_bytes(cols), groups = ms_q8_groups(cols);
+    uint8_t *out = malloc(rows * record);
+    float *scales = values(rows * groups, salt, VALUES_NORMAL);
+    uint64_t state = salt;
+    if (!out) abort();
+    for (size_t r = 0; r < rows; r++) {
+        memcpy(out + r * record, scales + r * groups, groups * sizeof *scales);
+        for (size_t c = 0; c < cols; c++) {
+            uint8_t code = (uint8_t)(next_random(&state) >> 8);
+            if ((code & 0x7F) == 0x7F) code = (uint8_t)c % 8; /* more subnormal ones */
+            out[r * record + groups * sizeof *scales + c] = code;
+            if (decoded) decoded[r * cols + c] = (double)(ms_e4m3(code) * scales[r * groups + c / 128]);
+        }
+    }
+    free(scales);
+    return out;
+}
+
+static void make_fp8_weight(ms_backend *be, ms_weight *w, ms_format format, uint32_t rows, uint32_t cols,
+                            uint32_t salt) {
+    uint8_t *records = fp8_records(rows, cols, salt, NULL);
+    uint32_t first = rows > 3 ? 3 : rows;
+    if (be->weight_create(be, w, format, rows, cols, NULL) != MS_OK) abort();
+    if (be->weight_fill(be, w, 0, first, records, MS_FORMAT_FP8, NULL) != MS_OK) abort();
+    if (be->weight_fill(be, w, first, rows - first, records + first * ms_fp8_record_bytes(cols), MS_FORMAT_FP8,
+                        NULL) != MS_OK)
+        abort();
+    free(records);
+}
+
+static size_t fp8_count(const op_case *c) { return (size_t)c->n * (c->d[1] + 2 * c->d[2]); }
+
+static void fp8_run(ms_backend *be, const op_case *c, bool singles, float *out) {
+    uint32_t cols = c->d[0];
+    float *x = values((size_t)c->n * cols, 1, c->values), *second = out + (size_t)c->n * c->d[1];
+    float *third = second + (size_t)c->n * c->d[2];
+    ms_weight w[3];
+    make_fp8_weight(be, &w[0], c->format, c->d[1], cols, 2);
+    make_weight(be, &w[1], MS_FORMAT_BF16, c->d[2], cols, 3);
+    make_fp8_weight(be, &w[2], MS_FORMAT_FP8, c->d[2], cols, 4);
+    for (uint32_t i = 0; i < (singles ? c->n : 1); i++) {
+        ms_product p[3] = {{&w[0], out + (size_t)i * c->d[1], c->d[1], c->flag},
+                           {&w[1], second + (size_t)i * c->d[2], c->d[2], false},
+                           {&w[2], third + (size_t)i * c->d[2], c->d[2], false}};
+        be->project(be, x + (size_t)i * cols, singles ? 1 : c->n, p, 3);
+    }
+    for (int i = 0; i < 3; i++) be->weight_destroy(be, &w[i]);
+    free(x);
+}
+
+static void fp8_naive(const op_case *c, double *out) {
+    size_t cols = c->d[0];
+    float *x = values((size_t)c->n * cols, 1, c->values);
+    double *second = out + (size_t)c->n * c->d[1], *third = second + (size_t)c->n * c->d[2];
+    double *a = malloc(c->d[1] * cols * sizeof *a), *b = naive_weight(c->d[2], c->d[0], 3);
+    double *d = malloc(c->d[2] * cols * sizeof *d);
+    if (!a || !d) abort();
+    free(fp8_records(c->d[1], c->d[0], 2, a));
+    free(fp8_records(c->d[2], c->d[0], 4, d));
+    for (size_t i = 0; i < c->n; i++) {
+        for (size_t r = 0; r < c->d[1]; r++) out[i * c->d[1] + r] = dot(a + r * cols, x + i * cols, cols);
+        for (size_t r = 0; r < c->d[2]; r++) second[i * c->d[2] + r] = dot(b + r * cols, x + i * cols, cols);
+        for (size_t r = 0; r < c->d[2]; r++) third[i * c->d[2] + r] = dot(d + r * cols, x + i * cols, cols);
+    }
+    free(x);
+    free(a);
+    free(b);
+    free(d);
+}
+
+/* ------------------------------------------------------------------ mlp: d = {cols, width, out, 1 for SwiGLU} */
 
 static size_t mlp_count(const op_case *c) { return (size_t)c->n * c->d[2]; }
 
@@ -222,7 +304,8 @@ static void mlp_run(ms_backend *be, const op_case *c, bool singles, float *out) 
     make_weight(be, &up, c->flag ? MS_FORMAT_BF16 : c->format, c->d[1], c->d[0], 3);
     make_weight(be, &down, c->format, c->d[2], c->d[1], 4);
     for (uint32_t i = 0; i < (singles ? c->n : 1); i++)
-        be->mlp(be, out + (size_t)i * c->d[2], x + (size_t)i * c->d[0], singles ? 1 : c->n, &gate, &up, &down, act);
+        be->mlp(be, out + (size_t)i * c->d[2], x + (size_t)i * c->d[0], singles ? 1 : c->n, &gate, &up, &down,
+                c->d[3] ? swiglu : act);
     be->weight_destroy(be, &gate);
     be->weight_destroy(be, &up);
     be->weight_destroy(be, &down);
@@ -237,7 +320,8 @@ static void mlp_naive(const op_case *c, double *out) {
     if (!inner) abort();
     for (size_t i = 0; i < c->n; i++) {
         for (size_t r = 0; r < width; r++)
-            inner[r] = situ(dot(gate + r * cols, x + i * cols, cols), dot(up + r * cols, x + i * cols, cols), act);
+            inner[r] = gated(dot(gate + r * cols, x + i * cols, cols), dot(up + r * cols, x + i * cols, cols),
+                             c->d[3] ? swiglu : act);
         for (size_t r = 0; r < c->d[2]; r++) out[i * c->d[2] + r] = dot_d(down + r * width, inner, width);
     }
     free(x);
@@ -450,6 +534,110 @@ static void mla_naive(const op_case *c, double *out) {
     free(rows);
 }
 
+/* ------------------------------------------------------------------ gqa_range: d = {heads, key heads, key, value, window,
+ * position}, flag: sinks; format F32: all of a head is rotated, else a third.  Rows are a ring where there is a window.
+ * Results: out, new rows. */
+
+static uint32_t gqa_rotary(const op_case *c) {
+    return c->format == MS_FORMAT_F32 ? c->d[2] / 2 * 2 : c->d[2] / 6 * 2;
+}
+static uint64_t gqa_ring(const op_case *c) {
+    return c->d[4] ? ms_align_up((uint64_t)c->d[4] - 1 + c->n, MS_GQA_BLOCK) : 0;
+}
+static size_t gqa_width(const op_case *c) { return (size_t)c->d[1] * (c->d[2] + c->d[3]); }
+static size_t gqa_stored(const op_case *c) { return gqa_ring(c) ? (size_t)gqa_ring(c) : (size_t)c->d[5] + c->n; }
+static size_t gqa_row(const op_case *c, size_t position) {
+    return (gqa_ring(c) ? position % (size_t)gqa_ring(c) : position) * gqa_width(c);
+}
+static size_t gqa_count(const op_case *c) { return (size_t)c->n * ((size_t)c->d[0] * c->d[3] + gqa_width(c)); }
+
+/* Cosines and sines of the rows of a case. */
+static float *gqa_angles(const op_case *c) {
+    float frequencies[96], *rope = values((size_t)c->n * gqa_rotary(c), 0, VALUES_ZERO);
+    ms_rope_frequencies(frequencies, 1e4, gqa_rotary(c));
+    ms_rope_rows(rope, frequencies, gqa_rotary(c), c->d[5], c->n);
+    return rope;
+}
+
+static void gqa_run(ms_backend *be, const op_case *c, bool singles, float *out) {
+    size_t n = c->n, q_dim = (size_t)c->d[0] * c->d[2], k_dim = (size_t)c->d[1] * c->d[2];
+    size_t v_dim = (size_t)c->d[1] * c->d[3], out_dim = (size_t)c->d[0] * c->d[3], width = gqa_width(c);
+    float *q = values(n * q_dim, 1, c->values), *k = values(n * k_dim, 2, c->values);
+    float *v = values(n * v_dim, 3, c->values), *rope = gqa_angles(c);
+    uint8_t *rows = stored_values(gqa_stored(c) * width, 4, be->precision);
+    ms_weight sink;
+    make_weight(be, &sink, MS_FORMAT_F32, 1, c->d[0], 5);
+    ms_gqa gqa = {c->d[0], c->d[1], c->d[2], c->d[3], gqa_rotary(c), c->d[4], 1.0f / sqrtf((float)c->d[2]),
+                  0.707f,  c->flag ? &sink : NULL};
+    for (size_t i = 0; i < (singles ? n : 1); i++) {
+        ms_gqa_io io = {q + i * q_dim, k + i * k_dim, v + i * v_dim, rope + i * gqa_rotary(c), rows, gqa_ring(c),
+                        c->d[5] + i,   out + i * out_dim};
+        be->gqa_range(be, &gqa, &io, singles ? 1 : c->n);
+    }
+    for (size_t i = 0; i < n; i++)
+        copy_state(be, out + n * out_dim + i * width,
+                   rows + gqa_row(c, c->d[5] + i) * ms_state_element_bytes(be->precision), width, be->precision);
+    be->weight_destroy(be, &sink);
+    free(q);
+    free(k);
+    free(v);
+    free(rope);
+    free(rows);
+}
+
+/* The angles are the operation's input: rounded as they are. */
+static void gqa_rotate(double *x, const float *rope, size_t rotary) {
+    for (size_t j = 0; j < rotary / 2; j++) {
+        double a = x[j], b = x[j + rotary / 2], cosine = (double)rope[j], sine = (double)rope[rotary / 2 + j];
+        x[j] = a * cosine - b * sine;
+        x[j + rotary / 2] = b * cosine + a * sine;
+    }
+}
+
+/* One head of row i against the rows of its window. */
+static void gqa_head(double *out, const op_case *c, const double *q, const double *rows, size_t i, size_t kv,
+                     const double *sink) {
+    size_t key = c->d[2], value = c->d[3], end = c->d[5] + i + 1, window = c->d[4];
+    double l = sink ? exp(*sink) : 0;
+    for (size_t j = 0; j < value; j++) out[j] = 0;
+    for (size_t p = window && end > window ? end - window : 0; p < end; p++) {
+        const double *row = rows + gqa_row(c, p);
+        double e = exp(dot_d(q, row + kv * key, key) / sqrt((double)key));
+        l += e;
+        for (size_t j = 0; j < value; j++) out[j] += e * row[c->d[1] * key + kv * value + j];
+    }
+    for (size_t j = 0; j < value; j++) out[j] /= l;
+}
+
+static void gqa_naive(const op_case *c, double *out) {
+    size_t n = c->n, heads = c->d[0], kvs = c->d[1], key = c->d[2], value = c->d[3], width = gqa_width(c), at = 0;
+    float *q = values(n * heads * key, 1, c->values), *k = values(n * kvs * key, 2, c->values);
+    float *v = values(n * kvs * value, 3, c->values), *rope = gqa_angles(c);
+    float *old = stored_values(gqa_stored(c) * width, 4, MS_PRECISION_REFERENCE);
+    double *sink = naive_weight(1, c->d[0], 5), *rows = malloc(gqa_stored(c) * width * sizeof *rows), head[192];
+    if (!rows) abort();
+    for (size_t i = 0; i < gqa_stored(c) * width; i++) rows[i] = (double)old[i];
+    for (size_t i = 0; i < n; i++) {
+        double *row = rows + gqa_row(c, c->d[5] + i);
+        for (size_t d = 0; d < kvs * key; d++) row[d] = (double)k[i * kvs * key + d];
+        for (size_t h = 0; h < kvs; h++) gqa_rotate(row + h * key, rope + i * gqa_rotary(c), gqa_rotary(c));
+        for (size_t d = 0; d < kvs * value; d++) row[kvs * key + d] = 0.707 * (double)v[i * kvs * value + d];
+        for (size_t d = 0; d < width; d++) out[n * heads * value + i * width + d] = row[d];
+        for (size_t h = 0; h < heads; h++, at += value) {
+            for (size_t d = 0; d < key; d++) head[d] = (double)q[(i * heads + h) * key + d];
+            gqa_rotate(head, rope + i * gqa_rotary(c), gqa_rotary(c));
+            gqa_head(out + at, c, head, rows, i, h / (heads / kvs), c->flag ? &sink[h] : NULL);
+        }
+    }
+    free(q);
+    free(k);
+    free(v);
+    free(rope);
+    free(old);
+    free(sink);
+    free(rows);
+}
+
 /* ------------------------------------------------------------------ router_topk: d = {dim, experts, k}, flag:
  * renormalize Results: ids, then weights. */
 
@@ -504,12 +692,17 @@ static void router_naive(const op_case *c, double *out) {
 }
 
 /* ------------------------------------------------------------------ experts: d = {hidden, inner, experts, k}
- * begin, run, reduce_norm; row i uses experts (i + 2 j) % experts. */
+ * begin, run, reduce_norm; row i uses experts (i + 2 j) % experts.  flag: SwiGLU, w2 stored first, and the bare sum. */
+
+static ms_expert_shape shape_of(const op_case *c) {
+    return (ms_expert_shape){
+        .hidden = c->d[0], .inner = c->d[1], .order = c->flag ? MS_ORDER_W2_W1_W3 : (ms_expert_order)0};
+}
 
 static size_t experts_count(const op_case *c) { return (size_t)c->n * c->d[0]; }
 
 static uint8_t *expert_source(const op_case *c, uint32_t e) {
-    ms_expert_shape s = {.hidden = c->d[0], .inner = c->d[1]};
+    ms_expert_shape s = shape_of(c);
     size_t bytes = ms_expert_bytes(s), groups = (size_t)s.hidden * s.inner / 32;
     uint8_t *source = malloc(bytes);
     if (!source) abort();
@@ -524,7 +717,7 @@ static uint8_t *expert_source(const op_case *c, uint32_t e) {
 }
 
 static void experts_run(ms_backend *be, const op_case *c, bool singles, float *out) {
-    ms_expert_shape s = {.hidden = c->d[0], .inner = c->d[1]};
+    ms_expert_shape s = shape_of(c);
     uint32_t experts = c->d[2], k = c->d[3], rows[128], pairs[128];
     size_t hidden = s.hidden, n = c->n;
     float *z = values(n * hidden, 1, c->values), *y = values(n * k * hidden, 2, VALUES_LARGE);
@@ -550,10 +743,10 @@ static void experts_run(ms_backend *be, const op_case *c, bool singles, float *o
                     pairs[batch.count++] = i * k + j;
                 }
             }
-            be->experts_run(be, y + first * k * hidden, s, act, &batch, 1);
+            be->experts_run(be, y + first * k * hidden, s, c->flag ? swiglu : act, &batch, 1);
         }
         be->experts_reduce_norm(be, out + first * hidden, y + first * k * hidden, weights + first * k, count, k,
-                                s.hidden, &norm, eps);
+                                s.hidden, c->flag ? NULL : &norm, eps);
     }
     for (uint32_t e = 0; e < experts; e++) be->release(be, MS_MEM_DEVICE, slots[e], ms_expert_bytes(s));
     be->weight_destroy(be, &norm);
@@ -566,7 +759,8 @@ static void experts_run(ms_backend *be, const op_case *c, bool singles, float *o
 static double source_element(const uint8_t *source, const op_case *c, size_t matrix, size_t r, size_t col) {
     static const double e2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     size_t elements = (size_t)c->d[0] * c->d[1], cols = matrix == 1 ? c->d[1] : c->d[0];
-    const uint8_t *packed = source + matrix * (elements / 32 * 17), *scales = packed + elements / 2;
+    static const size_t w2_first[3] = {1, 0, 2};
+    const uint8_t *packed = source + (c->flag ? w2_first[matrix] : matrix) * (elements / 32 * 17), *scales = packed + elements / 2;
     uint8_t byte = packed[(r * cols + col) / 2], code = col % 2 ? byte >> 4 : byte & 15;
     return ldexp(code & 8 ? -e2m1[code & 7] : e2m1[code & 7], scales[(r * cols + col) / 32] - 127);
 }
@@ -587,7 +781,7 @@ static void experts_naive(const op_case *c, double *out) {
                     g += source_element(source, c, 0, r, d) * (double)z[i / k * hidden + d];
                     u += source_element(source, c, 2, r, d) * (double)z[i / k * hidden + d];
                 }
-                a[r] = situ(g, u, act);
+                a[r] = gated(g, u, c->flag ? swiglu : act);
             }
             for (size_t d = 0; d < hidden; d++) {
                 double y = 0;
@@ -597,7 +791,7 @@ static void experts_naive(const op_case *c, double *out) {
         }
         free(source);
     }
-    for (size_t i = 0; i < n; i++) rms(out + i * hidden, out + i * hidden, norm, hidden, (double)eps);
+    for (size_t i = 0; i < n && !c->flag; i++) rms(out + i * hidden, out + i * hidden, norm, hidden, (double)eps);
     free(z);
     free(weights);
     free(norm);
@@ -639,6 +833,20 @@ static void add_naive(const op_case *c, double *out) {
     {                                                                                                                  \
         "mla_range", mla_run, mla_naive, mla_count, n, {heads, nope, extra, value, rank, position}, fmt, false, 0.02,  \
             kind                                                                                                       \
+    }
+#define GQA(n, heads, kv_heads, key, value, window, position, fmt, sinks, kind)                                        \
+    {                                                                                                                  \
+        "gqa_range", gqa_run, gqa_naive, gqa_count, n, {heads, kv_heads, key, value, window, position}, fmt, sinks,    \
+            0.02, kind                                                                                                 \
+    }
+#define FP8(n, cols, rows, more, fmt, exact, kind)                                                                     \
+    { "project_fp8", fp8_run, fp8_naive, fp8_count, n, {cols, rows, more}, fmt, exact, 0.03, kind }
+#define SWIGLU(n, cols, width, rows, fmt, kind)                                                                        \
+    { "mlp", mlp_run, mlp_naive, mlp_count, n, {cols, width, rows, 1}, fmt, false, 0.05, kind }
+#define SWIGLU_EXPERTS(n, hidden, inner, experts, k, kind)                                                             \
+    {                                                                                                                  \
+        "experts", experts_run, experts_naive, experts_count, n, {hidden, inner, experts, k}, MS_FORMAT_F32, true,     \
+            0.05, kind                                                                                                 \
     }
 #define ROUTER(n, dim, experts, k, fmt, renormalize, kind)                                                             \
     { "router_topk", router_run, router_naive, router_count, n, {dim, experts, k}, fmt, renormalize, 1e-5, kind }
@@ -724,5 +932,46 @@ const op_case op_cases[] = {
     EXPERTS(2, 64, 64, 4, 2, VALUES_TINY),
     ADD(3, 5, VALUES_NORMAL),
     ADD(5, 8001, VALUES_LARGE),
+    GQA(1, 4, 2, 16, 8, 0, 0, MS_FORMAT_BF16, false, VALUES_NORMAL),
+    GQA(5, 4, 2, 16, 8, 0, 0, MS_FORMAT_F32, true, VALUES_NORMAL),
+    GQA(3, 8, 2, 96, 64, 0, 254, MS_FORMAT_BF16, false, VALUES_NORMAL),
+    GQA(2, 16, 1, 24, 40, 0, 600, MS_FORMAT_BF16, true, VALUES_NORMAL),
+    GQA(2, 40, 1, 20, 12, 0, 3, MS_FORMAT_F32, false, VALUES_NORMAL),
+    GQA(4, 6, 6, 33, 7, 1, 9, MS_FORMAT_BF16, true, VALUES_NORMAL),
+    GQA(40, 8, 4, 96, 64, 8, 0, MS_FORMAT_BF16, true, VALUES_NORMAL),
+    GQA(9, 8, 4, 96, 64, 8, 507, MS_FORMAT_BF16, true, VALUES_NORMAL),
+    GQA(3, 4, 2, 16, 8, 700, 900, MS_FORMAT_BF16, false, VALUES_NORMAL),
+    GQA(1, 16, 1, 192, 128, 0, 0, MS_FORMAT_BF16, false, VALUES_NORMAL),
+    GQA(1, 16, 1, 192, 128, 0, 255, MS_FORMAT_BF16, false, VALUES_NORMAL),
+    GQA(1, 16, 1, 192, 128, 0, 1000, MS_FORMAT_BF16, true, VALUES_NORMAL),
+    GQA(1, 8, 1, 192, 128, 128, 127, MS_FORMAT_BF16, true, VALUES_NORMAL),
+    GQA(3, 16, 2, 192, 128, 128, 254, MS_FORMAT_BF16, true, VALUES_NORMAL),
+    GQA(17, 8, 2, 192, 128, 128, 760, MS_FORMAT_BF16, true, VALUES_NORMAL),
+    GQA(2, 20, 1, 192, 128, 0, 255, MS_FORMAT_F32, false, VALUES_NORMAL),
+    GQA(3, 5, 1, 192, 128, 300, 600, MS_FORMAT_BF16, true, VALUES_NORMAL),
+    GQA(2, 4, 4, 192, 128, 1, 256, MS_FORMAT_BF16, false, VALUES_NORMAL),
+    GQA(40, 8, 1, 192, 128, 0, 690, MS_FORMAT_BF16, false, VALUES_NORMAL),
+    GQA(2, 16, 2, 192, 128, 20, 260, MS_FORMAT_BF16, true, VALUES_ZERO),
+    GQA(2, 16, 2, 192, 128, 20, 260, MS_FORMAT_BF16, true, VALUES_LARGE),
+    GQA(2, 16, 2, 192, 128, 20, 260, MS_FORMAT_BF16, true, VALUES_TINY),
+    GQA(2, 8, 2, 24, 16, 0, 260, MS_FORMAT_BF16, true, VALUES_LARGE),
+    GQA(2, 8, 2, 24, 16, 0, 260, MS_FORMAT_BF16, false, VALUES_TINY),
+    FP8(1, 1024, 20, 9, MS_FORMAT_FP8, false, VALUES_NORMAL),
+    FP8(1, 300, 37, 3, MS_FORMAT_FP8, true, VALUES_NORMAL),
+    FP8(5, 1100, 15, 2, MS_FORMAT_FP8, false, VALUES_MIXED),
+    FP8(7, 512, 70, 33, MS_FORMAT_FP8, false, VALUES_NORMAL),
+    FP8(2, 1, 1, 2, MS_FORMAT_FP8, false, VALUES_NORMAL),
+    FP8(3, 1057, 11, 4, MS_FORMAT_Q8, false, VALUES_NORMAL),
+    FP8(1, 300, 21, 4, MS_FORMAT_Q8, true, VALUES_NORMAL),
+    FP8(2, 300, 9, 4, MS_FORMAT_BF16, false, VALUES_TINY),
+    FP8(2, 300, 9, 4, MS_FORMAT_F32, false, VALUES_NORMAL),
+    SWIGLU(1, 256, 512, 256, MS_FORMAT_Q8, VALUES_NORMAL),
+    SWIGLU(5, 100, 300, 77, MS_FORMAT_Q8, VALUES_MIXED),
+    SWIGLU(3, 130, 96, 33, MS_FORMAT_BF16, VALUES_NORMAL),
+    SWIGLU(2, 128, 64, 12, MS_FORMAT_Q8, VALUES_LARGE),
+    SWIGLU_EXPERTS(1, 64, 32, 4, 2, VALUES_NORMAL),
+    SWIGLU_EXPERTS(17, 160, 96, 4, 2, VALUES_NORMAL),
+    SWIGLU_EXPERTS(39, 512, 256, 2, 2, VALUES_MIXED),
+    SWIGLU_EXPERTS(2, 64, 64, 4, 2, VALUES_LARGE),
 };
 const size_t op_case_count = sizeof op_cases / sizeof op_cases[0];

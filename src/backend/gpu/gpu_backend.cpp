@@ -263,10 +263,11 @@ void layout(gpu_scratch *s, carver *v, const ms_backend *be, const ms_scratch_ne
         s->z = (float *)carve(v, n->rows, n->expert.hidden, sizeof(float));
         s->e_act = (float *)carve(v, n->pairs, n->expert.inner, sizeof(float));
     }
-    uint64_t mla = mla_scratch_need(n);
+    uint64_t mla = mla_scratch_need(n), gqa = gqa_scratch_need(n);
     if (!((const gpu_backend *)be)->shares_memory) s->source = (uint8_t *)carve(v, 1, ms_expert_bytes(n->expert), 1);
     s->table = carve(v, 1, table_scratch_need(n), 1);
     if (mla) s->mla = (float *)carve(v, 1, mla, 1);
+    if (gqa) s->gqa = (float *)carve(v, 1, gqa, 1);
 }
 
 uint64_t fetch_room(const ms_scratch_need *n) { return FETCH_HEAD + (uint64_t)n->pairs * sizeof(uint32_t); }
@@ -372,6 +373,7 @@ void set_members(ms_backend *be) {
     set_dense_members(be);
     set_moe_members(be);
     set_attention_members(be);
+    set_gqa_members(be);
 }
 
 ms_status check_caller(const ms_gpu_options *o, ms_error *err) {

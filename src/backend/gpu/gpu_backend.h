@@ -13,7 +13,7 @@ extern "C" {
 #include "backend/backend.h"
 
 /* Raised with every change to backend.h or to this file that a library built before would not notice. */
-enum { MS_GPU_INTERFACE = 3 };
+enum { MS_GPU_INTERFACE = 4 };
 
 typedef struct ms_gpu_options {
     uint32_t interface;     /* MS_GPU_INTERFACE of the caller; stays the first member */

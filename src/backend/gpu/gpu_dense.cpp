@@ -4,6 +4,7 @@
 #include "backend/gpu/gpu_internal.h"
 
 #include "backend/gpu/k_dense.h"
+#include "backend/gpu/k_fp8.h"
 #include "backend/gpu/k_rows.h"
 
 static_assert((int)SUMS == (int)K_MIX_ADDS, "a mix makes the sums that wait");
@@ -57,22 +58,44 @@ bool rows_fit(const gpu_backend *g, uint32_t n, uint32_t cols) {
 
 void rows_held(gpu_backend *g, const float *x, uint32_t n, uint32_t cols) { g->held = {x, n, cols}; }
 
+// FP8 weights have kernels of their own; returns how many products are left, those of other weights in front.
+static uint32_t run_fp8(gpu_backend *g, const product_input *in, ms_product *products, uint32_t count) {
+    k_fp8_args a = {};
+    uint32_t left = 0;
+    a.x = in->x;
+    a.n = in->n;
+    a.cols = in->cols;
+    for (uint32_t i = 0; i < count; i++) {
+        const ms_product *p = &products[i];
+        const ms_weight *w = p->weight;
+        if (w->format == MS_FORMAT_FP8)
+            a.product[a.count++] = {(const uint8_t *)w->data, w->scales, p->out, p->out_stride, w->rows, 0};
+        else
+            products[left++] = *p;
+    }
+    k_project_fp8(g->stream, &a);
+    return left;
+}
+
 void run_products(gpu_backend *g, const product_input *in, const ms_product *products, uint32_t count) {
     for (uint32_t at = 0; at < count; at += K_PRODUCTS) {
+        ms_product of[K_PRODUCTS];
         k_project_args a = {};
         a.count = count - at < K_PRODUCTS ? count - at : (uint32_t)K_PRODUCTS;
+        for (uint32_t i = 0; i < a.count; i++) of[i] = products[at + i];
+        a.count = run_fp8(g, in, of, a.count);
         a.x = in->x;
         a.x_q = in->q;
         a.x_s = in->scales;
         a.n = in->n;
         a.cols = in->cols;
         for (uint32_t i = 0; i < a.count; i++) {
-            const ms_product *p = &products[at + i];
+            const ms_product *p = &of[i];
             const ms_weight *w = p->weight;
             a.product[i] = {
                 w->data, w->scales, p->out, p->out_stride, w->rows, mode_of(w, quantised(g, w, p->exact_input)), 0};
         }
-        k_project(g->stream, &a);
+        if (a.count) k_project(g->stream, &a);
     }
 }
 
@@ -212,9 +235,9 @@ void experts_reduce_norm(ms_backend *be, float *out, const float *y, const float
                          uint32_t hidden, const ms_weight *norm, float eps) {
     gpu_backend *g = gpu_of(be);
     settle(g);
-    k_reduce_args a = {
-        row_out(g, out, n, hidden), y, weights, vector_of(g, norm, hidden, "experts_reduce_norm"), n, k, hidden, eps};
-    if (!a.norm.data || !n) return;
+    k_reduce_args a = {row_out(g, out, n, hidden), y, weights, {}, n, k, hidden, eps};
+    if (norm && !(a.norm = vector_of(g, norm, hidden, "experts_reduce_norm")).data) return;
+    if (!n) return;
     rows_out(g, &a.to, n, hidden, k_reduce(g->stream, &a));
     launched(g, "experts_reduce_norm");
 }

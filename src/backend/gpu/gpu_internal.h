@@ -1,7 +1,8 @@
 // gpu_internal.h - what the source files of a GPU backend library share: the backend object, its scratch, kept failure.
 //
 // gpu_backend.cpp has life, memory, streams and scratch; gpu_weights.cpp weights; gpu_install.cpp experts into slots;
-// gpu_dense.cpp, gpu_moe.cpp and gpu_attention.cpp launch the operations of k_*.h and set them in the object.
+// gpu_dense.cpp, gpu_moe.cpp, gpu_attention.cpp and gpu_gqa.cpp launch the operations of k_*.h and set them in the
+// object.
 // Errors: kept in the object (need, gpu_ok, launched) and given by sync().
 #pragma once
 #include "backend/gpu/gpu_backend.h"
@@ -28,6 +29,7 @@ struct gpu_scratch {
     float *router; // [rows][router_experts]
     float *mix;    // [rows][K_MIX_SOURCES]
     float *mla;    // as k_mla.h lays it out
+    float *gqa;    // as k_gqa.h lays it out
     float *z;      // [rows][hidden], reference only
     int8_t *z_q;
     float *z_s;   // [rows][hidden / 32]
@@ -146,6 +148,7 @@ bool wait_all(gpu_backend *g, const char *op);
 
 // ---------------------------------------------------------------- weights (gpu_weights.cpp)
 
+static inline bool has_scales(ms_format f) { return f == MS_FORMAT_Q8 || f == MS_FORMAT_FP8; }
 // The error of row `first` + i of a fill.
 ms_status report_bad(const ms_weight *w, const void *host, ms_format source, uint32_t first, uint32_t i, ms_error *err);
 // How a weight's product is computed; `quantised`: with an int8 input.
@@ -179,6 +182,7 @@ void fetch_words(gpu_backend *g, void *to, const void *dev, size_t bytes, void *
 
 uint64_t mix_scratch_need(const ms_scratch_need *n);   // floats a row of gpu_scratch.mix (gpu_dense.cpp)
 uint64_t mla_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.mla (gpu_attention.cpp)
+uint64_t gqa_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.gqa (gpu_gqa.cpp)
 uint64_t
 table_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.table and each of table_host (gpu_moe.cpp)
 
@@ -188,3 +192,4 @@ void set_install_members(ms_backend *be);
 void set_dense_members(ms_backend *be);
 void set_moe_members(ms_backend *be);
 void set_attention_members(ms_backend *be);
+void set_gqa_members(ms_backend *be);

@@ -34,7 +34,7 @@ void router_topk(ms_backend *be, uint32_t *ids, float *weights, const float *x, 
     uint32_t experts = r->gate->rows;
     bool fits = n <= have->rows && experts <= have->router_experts && n <= 1u << ROUTER_ROW_BITS;
     if (!need(g, fits && r->gate->cols <= have->input_cols, "router_topk", "rows or experts")) return;
-    bool sane = r->top_k <= experts && r->top_k <= K_ROUTER_TOP && r->gate->format != MS_FORMAT_Q8;
+    bool sane = r->top_k <= experts && r->top_k <= K_ROUTER_TOP && !has_scales(r->gate->format);
     if (!need(g, sane, "router_topk", "gate or top_k")) return;
     k_router_args a = {};
     a.bias = f32_of(g, r->bias, experts, "router_topk", "bias");

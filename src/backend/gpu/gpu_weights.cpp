@@ -7,8 +7,13 @@
 
 #include <string.h>
 
+extern "C" {
+#include "quant/fp8.h"
+}
+
 uint32_t mode_of(const ms_weight *w, bool quantised) {
     if (w->format == MS_FORMAT_Q8) return quantised ? K_MODE_Q8 : K_MODE_Q8_EXACT;
+    if (w->format == MS_FORMAT_FP8) return K_MODE_FP8;
     return w->format == MS_FORMAT_BF16 ? K_MODE_BF16 : K_MODE_F32;
 }
 
@@ -40,20 +45,26 @@ ms_status weight_create(ms_backend *be, ms_weight *w, ms_format format, uint32_t
     w->cols = cols;
     if (rows == 0 || cols == 0) return ms_fail(err, MS_ERR_FORMAT, "weight of %u x %u: expected a size", rows, cols);
     size_t bytes = 0,
-           row = format == MS_FORMAT_Q8 ? k_q8_stride(cols) : (size_t)cols * (format == MS_FORMAT_BF16 ? 2 : 4);
+           row = has_scales(format) ? k_q8_stride(cols) : (size_t)cols * (format == MS_FORMAT_BF16 ? 2 : 4);
     if (!__builtin_mul_overflow(row, (size_t)rows, &bytes)) w->data = device_new(g, bytes, true);
-    if (w->data && format == MS_FORMAT_Q8)
+    if (w->data && has_scales(format))
         w->scales = (float *)device_new(g, (size_t)rows * k_q8_groups(cols) * sizeof(float), true);
-    if (w->data && (w->scales || format != MS_FORMAT_Q8)) return MS_OK;
+    if (w->data && (w->scales || !has_scales(format))) return MS_OK;
     weight_destroy(be, w);
     uint64_t total = ms_weight_bytes(format, rows, cols);
     return refuse_memory(g, "weight", total > SIZE_MAX ? SIZE_MAX : (size_t)total, err);
 }
 
-// One value of the host's rows, which need not be aligned.
-float host_value(const void *host, ms_format source, size_t at) {
+// Value `col` of row i of the host's rows, which need not be aligned.
+float host_value(const void *host, ms_format source, size_t i, uint32_t cols, uint32_t col) {
     float x;
     uint16_t h;
+    size_t at = i * cols + col;
+    if (source == MS_FORMAT_FP8) {
+        const uint8_t *record = (const uint8_t *)host + i * ms_fp8_record_bytes(cols);
+        memcpy(&x, record + col / K_Q8_GROUP * sizeof x, sizeof x);
+        return ms_e4m3(record[k_q8_groups(cols) * sizeof x + col]) * x;
+    }
     if (source == MS_FORMAT_F32) {
         memcpy(&x, (const uint8_t *)host + at * sizeof x, sizeof x);
         return x;
@@ -78,7 +89,7 @@ bool usable(const ms_weight *w, float x) {
 ms_status report_bad(const ms_weight *w, const void *host, ms_format source, uint32_t first, uint32_t i,
                      ms_error *err) {
     for (uint32_t col = 0; col < w->cols; col++) {
-        float x = host_value(host, source, (size_t)i * w->cols + col);
+        float x = host_value(host, source, i, w->cols, col);
         if (!usable(w, x))
             return ms_fail(err, MS_ERR_NUMERIC, "row %u column %u: expected a finite value, found %g", first + i, col,
                            (double)x);
@@ -100,17 +111,65 @@ struct fill {
 ms_status check_fill(const ms_weight *w, uint32_t first, uint32_t count, ms_format source, ms_error *err) {
     if (first > w->rows || count > w->rows - first)
         return ms_fail(err, MS_ERR_INTERNAL, "weight rows %u + %u: the weight has %u", first, count, w->rows);
-    return source == MS_FORMAT_Q8 ? ms_fail(err, MS_ERR_INTERNAL, "weight source must be BF16 or F32") : MS_OK;
+    if (source != MS_FORMAT_Q8 && (w->format != MS_FORMAT_FP8 || source == MS_FORMAT_FP8)) return MS_OK;
+    return ms_fail(err, MS_ERR_INTERNAL, "weight source must be BF16, F32 or FP8, and FP8 for FP8");
+}
+
+// Host bytes to f->raw + at; no more than a piece.
+void send_raw(gpu_backend *g, const fill *f, size_t at, const void *from, size_t bytes) {
+    if (f->staged)
+        (void)gpu_ok(g, gpuMemcpyAsync(f->raw + at, from, bytes, gpuMemcpyHostToDevice, f->stream), "weight_fill");
+    else
+        upload_piece(g, f->raw + at, from, bytes);
+}
+
+// Whole records of a piece, or of a row that is longer, a window of columns with its scales.
+void convert_records(gpu_backend *g, const fill *f, const ms_weight *w, uint32_t first, uint32_t count,
+                     const void *host) {
+    const size_t record = ms_fp8_record_bytes(w->cols), head = k_q8_groups(w->cols) * sizeof(float);
+    const uint32_t at_once = record <= PIECE_BYTES ? (uint32_t)(PIECE_BYTES / record) : 1;
+    const uint32_t window = record <= PIECE_BYTES ? w->cols : (uint32_t)(PIECE_BYTES / 2 / K_FP8_BLOCK) * K_FP8_BLOCK;
+    k_convert_fp8_args a = {};
+    a.raw = f->raw;
+    a.data = w->data;
+    a.scales = w->scales;
+    a.mode = mode_of(w, true);
+    a.rows = w->rows;
+    a.cols = w->cols;
+    a.bad = f->bad;
+    for (uint32_t i = 0; i < count; i += a.n) {
+        const uint8_t *from = (const uint8_t *)host + i * record;
+        a.first = first + i;
+        a.n = count - i < at_once ? count - i : at_once;
+        a.bad_base = i;
+        for (a.col0 = 0; a.col0 < w->cols; a.col0 += a.window) {
+            a.window = w->cols - a.col0 < window ? w->cols - a.col0 : window;
+            const size_t scales = k_q8_groups(a.window) * sizeof(float);
+            a.row_bytes = scales + a.window;
+            if (a.window == w->cols) {
+                send_raw(g, f, 0, from, a.n * record);
+            } else {
+                send_raw(g, f, 0, from + a.col0 / K_Q8_GROUP * sizeof(float), scales);
+                send_raw(g, f, scales, from + head + a.col0, a.window);
+            }
+            k_convert_fp8(f->stream, &a);
+        }
+    }
 }
 
 void convert_rows(gpu_backend *g, const fill *f, const ms_weight *w, uint32_t first, uint32_t count, const void *host,
                   ms_format source) {
+    (void)gpu_ok(g, gpuMemsetAsync(f->bad, 0xff, sizeof *f->bad, f->stream), "weight_fill");
+    if (source == MS_FORMAT_FP8) {
+        convert_records(g, f, w, first, count, host);
+        launched(g, "weight_fill");
+        return;
+    }
     const size_t element = source == MS_FORMAT_BF16 ? 2 : 4, row_bytes = w->cols * element;
     // Whole rows of a piece, or of a row that is longer, a window of columns.
     const uint32_t at_once = row_bytes <= PIECE_BYTES ? (uint32_t)(PIECE_BYTES / row_bytes) : 1;
     const uint32_t window =
         row_bytes <= PIECE_BYTES ? w->cols : (uint32_t)(PIECE_BYTES / element / K_BF16_BLOCK) * K_BF16_BLOCK;
-    (void)gpu_ok(g, gpuMemsetAsync(f->bad, 0xff, sizeof *f->bad, f->stream), "weight_fill");
     k_convert_args a = {};
     a.raw = f->raw;
     a.raw_bf16 = source == MS_FORMAT_BF16;
@@ -128,10 +187,7 @@ void convert_rows(gpu_backend *g, const fill *f, const ms_weight *w, uint32_t fi
             a.window = w->cols - a.col0 < window ? w->cols - a.col0 : window;
             const uint8_t *from = (const uint8_t *)host + i * row_bytes + a.col0 * element;
             size_t bytes = (size_t)a.n * a.window * element;
-            if (f->staged)
-                (void)gpu_ok(g, gpuMemcpyAsync(f->raw, from, bytes, gpuMemcpyHostToDevice, f->stream), "weight_fill");
-            else
-                upload_piece(g, f->raw, from, bytes);
+            send_raw(g, f, 0, from, bytes);
             k_convert(f->stream, &a);
         }
     }
@@ -172,4 +228,5 @@ void set_weight_members(ms_backend *be) {
     be->weight_fill = weight_fill;
     be->fill_begin = fill_begin;
     be->weight_destroy = weight_destroy;
+    be->fp8_weights = true;
 }

@@ -12,6 +12,8 @@
 //         bytes. The columns after the last full block are plain.  k_bf16_at() gives the place of a column in its row.
 //   Q8    data row-major int8, rows k_q8_stride(cols) bytes apart, zeros behind a row; scales in blocks of 8 rows as in
 //         src/quant/q8.h: [block][group][row of the block].
+//   FP8   as Q8, with codes, but in each full block of 512 columns column 32 * t + l lies at l * 16 + t: the 16 codes
+//         that lane l of dot32 needs are 16 bytes.  k_fp8_at() gives the place of a column in its row.
 #pragma once
 #include "backend/gpu/gpu.h"
 
@@ -22,9 +24,9 @@
 #endif
 
 enum { K_BLOCK = 256, K_WAVES = K_BLOCK / GPU_WAVE };
-enum { K_Q8_GROUP = 128, K_BF16_BLOCK = 256, K_MX_GROUP = 32, K_MX_BYTES = 16, K_TILE = 32 };
+enum { K_Q8_GROUP = 128, K_BF16_BLOCK = 256, K_FP8_BLOCK = 512, K_MX_GROUP = 32, K_MX_BYTES = 16, K_TILE = 32 };
 // How a product reads its weight.
-typedef enum k_mode { K_MODE_Q8, K_MODE_Q8_EXACT, K_MODE_BF16, K_MODE_F32 } k_mode;
+typedef enum k_mode { K_MODE_Q8, K_MODE_Q8_EXACT, K_MODE_BF16, K_MODE_F32, K_MODE_FP8 } k_mode;
 
 K_BOTH uint32_t k_ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
 K_BOTH uint32_t k_q8_groups(uint32_t cols) { return k_ceil_div(cols, K_Q8_GROUP); }
@@ -42,6 +44,12 @@ K_BOTH size_t k_bf16_at(uint32_t rows, uint32_t cols, uint32_t col) {
     uint32_t block = col / K_BF16_BLOCK * K_BF16_BLOCK;
     if (rows == 1 || cols - block < K_BF16_BLOCK) return col;
     return block + col % 32 * 8 + (col - block) / 32;
+}
+
+// Place of column `col` within its row of an FP8 weight; see the head of this file.
+K_BOTH size_t k_fp8_at(uint32_t cols, uint32_t col) {
+    uint32_t block = col / K_FP8_BLOCK * K_FP8_BLOCK;
+    return cols - block < K_FP8_BLOCK ? col : block + col % 32 * 16 + (col - block) / 32;
 }
 
 // A vector weight (rows == 1), F32 or BF16.
@@ -86,7 +94,9 @@ GPU_DEV float k_tanh(float x) {
     return gpu_as_f32(gpu_as_u32(y) | sign);
 }
 
+// beta == 0: SWIGLU.
 GPU_DEV float k_situ(float g, float u, float beta, float linear_beta) {
+    if (beta == 0.0f) return g * k_sigmoid(g) * u;
     float capped = beta * k_tanh(g / beta);
     return capped * k_sigmoid(g) * (linear_beta * k_tanh(u / linear_beta));
 }
@@ -167,6 +177,14 @@ GPU_DEV int32_t k_quant_one(float x, k_quant k) {
 GPU_DEV uint32_t k_pack4(int32_t a, int32_t b, int32_t c, int32_t d) {
     return ((uint32_t)a & 0xffu) | ((uint32_t)b & 0xffu) << 8 | ((uint32_t)c & 0xffu) << 16 | (uint32_t)d << 24;
 }
+
+// ---------------------------------------------------------------- FP8 e4m3
+// The value of the code in the low byte; any value for the codes of NaN.  The bits are those of a float (a subnormal
+// one for a subnormal code) 2^120 below it.
+GPU_DEV float k_fp8_value(uint32_t code) {
+    return gpu_as_f32((code & 0x7fu) << 20 | (code & 0x80u) << 24) * 0x1p120f;
+}
+GPU_DEV bool k_fp8_nan(uint32_t code) { return (code & 0x7fu) == 0x7fu; }
 
 // ---------------------------------------------------------------- MXFP4
 // 2^(e - 128): half of the E8M0 value, for the doubled integers.  e in 0..254.

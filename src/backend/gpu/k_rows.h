@@ -361,6 +361,7 @@ GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 4) kern_reduce_plain(k_reduce_args a) {
         for (uint32_t e = 0; e < a.per_row; e++) u = gpu_fma(weights[e], y[(size_t)e * a.hidden + d], u);
         out[d] = u;
     }
+    if (!a.norm.data) return;
     gpu_sync();
     k_norm_row(&sh, out, out, a.norm, a.hidden, a.eps);
 }

@@ -29,7 +29,7 @@ static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 /* Widths that either kind of layer may need. */
 typedef struct widths {
-    uint64_t q, k, v, heads, rotary, group, key, value;
+    uint64_t q, k, v, heads, rotary, query_heads, group, key, value;
 } widths;
 
 static widths widest(const mimo_config *c) {
@@ -40,6 +40,7 @@ static widths widest(const mimo_config *c) {
         w.k = max_u64(w.k, (uint64_t)a->kv_heads * a->key);
         w.v = max_u64(w.v, (uint64_t)a->kv_heads * a->value);
         w.heads = max_u64(w.heads, (uint64_t)a->heads * a->value);
+        w.query_heads = max_u64(w.query_heads, a->heads);
         w.group = max_u64(w.group, a->heads / a->kv_heads);
         w.key = max_u64(w.key, a->key);
         w.value = max_u64(w.value, a->value);
@@ -77,6 +78,7 @@ void mimo_scratch_need(const void *config, uint32_t rows, uint64_t context, ms_s
                              .mlp_width = c->dense_width,
                              .expert = mimo_expert_shape(c),
                              .pairs = rows * c->top_k,
+                             .gqa_heads = (uint32_t)w.query_heads,
                              .gqa_group = (uint32_t)w.group,
                              .gqa_key = (uint32_t)w.key,
                              .gqa_value = (uint32_t)w.value,
