@@ -66,7 +66,13 @@ typedef struct k_product {
 
 // A Q8 tile is 8 rows.  Of a single input row, K_WAVES / split of them share a block, `split` waves each: enough waves
 // for the memory of the device also where a weight has few rows.
-enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4, K_SPLIT_DOTS = 2048, K_SPLIT_WAVES = 4096 };
+enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4, K_SPLIT_DOTS = 2048 };
+#ifndef K_SPLIT_WAVES
+#define K_SPLIT_WAVES 4096
+#endif
+#ifndef K_ONE_RESIDENT
+#define K_ONE_RESIDENT 3
+#endif
 // Weights of at most so many rows are read by a wave a row.
 enum { K_DOT_FEW_ROWS = 4096, K_DOT_DEEP = 4 };
 
@@ -630,6 +636,18 @@ typedef union k_one_shared {
 } k_one_shared;
 static_assert(sizeof(k_one_shared) <= 48 << 10, "shared memory");
 
+// The Q8 products of one input row.
+GPU_DEV void k_one_q8(k_split_shared &sh, const k_product *p, const k_project_args *a, uint32_t block) {
+    const uint32_t slice = gpu_uniform(gpu_wave() % a->split), of_block = gpu_uniform(gpu_wave() / a->split);
+    const uint32_t tile = block * (K_WAVES / a->split) + of_block;
+    k_split_prefetch(p, a, tile * K_Q8_ROWS, slice);
+    gpu_wait_previous();
+    if (a->split > 1)
+        k_q8_split(sh, p, a, tile, of_block, slice);
+    else if (tile < k_ceil_div(p->rows, K_Q8_ROWS))
+        k_q8_tile<1>(p, a, tile * K_Q8_ROWS, 0);
+}
+
 // One input row.
 GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
     GPU_SHARED(k_one_shared, sh);
@@ -638,14 +656,7 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
     const k_product p = k_project_find(&a, &block);
     const uint32_t tile = gpu_uniform(block * K_WAVES + gpu_wave());
     if (p.mode == K_MODE_Q8) {
-        const uint32_t slice = gpu_uniform(gpu_wave() % a.split), of_block = gpu_uniform(gpu_wave() / a.split);
-        const uint32_t row_tile = block * (K_WAVES / a.split) + of_block;
-        k_split_prefetch(&p, &a, row_tile * K_Q8_ROWS, slice);
-        gpu_wait_previous();
-        if (a.split > 1)
-            k_q8_split(sh.split, &p, &a, row_tile, of_block, slice);
-        else if (tile < k_ceil_div(p.rows, K_Q8_ROWS))
-            k_q8_tile<1>(&p, &a, tile * K_Q8_ROWS, 0);
+        k_one_q8(sh.split, &p, &a, block);
         return;
     }
     if (k_few_rows(&p) && a.cols <= K_FEW_COLS && a.cols % 8 == 0 && (uintptr_t)a.x % 16 == 0) {
@@ -664,6 +675,14 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
     } else if (tile < k_ceil_div(p.rows, K_DOT_ROWS)) {
         k_dot_tile<1, K_DOT_ROWS>(&p, &a, tile * K_DOT_ROWS, 0);
     }
+}
+// One input row and Q8 products alone: with fewer registers more blocks are resident.
+GPU_KERNEL GPU_BOUNDS(K_BLOCK, K_ONE_RESIDENT) kern_project_one_q8(k_project_args a) {
+    GPU_SHARED(k_split_shared, sh);
+    gpu_release_next();
+    uint32_t block;
+    const k_product p = k_project_find(&a, &block);
+    k_one_q8(sh, &p, &a, block);
 }
 GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_q8(k_project_args a) {
     gpu_begin();
@@ -729,7 +748,12 @@ static void k_project(gpuStream_t stream, const k_project_args *all) {
         k_project_args one = *all;
         one.split = k_project_split(all);
         uint32_t blocks = k_project_select(&a, &one, K_KIND_Q8 | K_KIND_DOT);
-        if (blocks) GPU_LAUNCH_EARLY(kern_project_one, blocks, K_BLOCK, stream, a);
+        bool dots = false;
+        for (uint32_t i = 0; i < a.count; i++) dots = dots || a.product[i].mode != K_MODE_Q8;
+        if (blocks && dots)
+            GPU_LAUNCH_EARLY(kern_project_one, blocks, K_BLOCK, stream, a);
+        else if (blocks)
+            GPU_LAUNCH_EARLY(kern_project_one_q8, blocks, K_BLOCK, stream, a);
         return;
     }
     uint32_t rows = k_ceil_div(all->n, K_X_ROWS), y = rows < K_GRID_Y ? rows : (uint32_t)K_GRID_Y;

@@ -15,8 +15,12 @@ enum {
     EXPERT_RESIDENT = 6,
     EXPERT_TOGETHER = 2
 #else
-    EXPERT_RESIDENT = 4,
-    EXPERT_TOGETHER = 4
+#ifndef XR
+#define XR 4
+#define XT 4
+#endif
+    EXPERT_RESIDENT = XR,
+    EXPERT_TOGETHER = XT
 #endif
 };
 

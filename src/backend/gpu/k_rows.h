@@ -330,10 +330,12 @@ GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_mix_rows(k_mix_args a) {
         gpu_f4 y = {{0.0f, 0.0f, 0.0f, 0.0f}};
         GPU_UNROLL
         for (uint32_t s = 0; s < K_MIX_EARLY; s++) {
-            if (s >= sources) break;
             const float p = gpu_as_f32(gpu_shfl(gpu_as_u32(mine), (int)s));
             GPU_UNROLL
-            for (int e = 0; e < 4; e++) y.v[e] = gpu_fma(p, early[s].v[e], y.v[e]);
+            for (int e = 0; e < 4; e++) {
+                const float sum = gpu_fma(p, early[s].v[e], y.v[e]);
+                y.v[e] = s < sources ? sum : y.v[e];
+            }
         }
         k_mix_early(early, &a, row, col + K_ROW_BLOCK * 4);
         for (uint32_t s = K_MIX_EARLY; s < sources; s++) {
