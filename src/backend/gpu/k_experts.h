@@ -16,8 +16,8 @@ enum {
     EXPERT_TOGETHER = 2
 #else
 #ifndef XR
-#define XR 4
-#define XT 4
+#define XR 8
+#define XT 2
 #endif
     EXPERT_RESIDENT = XR,
     EXPERT_TOGETHER = XT

@@ -42,7 +42,18 @@ enum {
 #if GPU_HIP
 #define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
 #define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
+#define MLA_SUM_LOOP     GPU_UNROLL_8
+#elif GPU_CUDA
+#ifndef MSU
+#define MSU 8
+#endif
+#define MLA_PRAGMA(x)    _Pragma(#x)
+#define MLA_UNROLL(n)    MLA_PRAGMA(unroll n)
+#define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 2)
+#define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 4)
+#define MLA_SUM_LOOP     MLA_UNROLL(MSU)
 #else
+#define MLA_SUM_LOOP
 #define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 2)
 #define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 4)
 #endif
@@ -454,13 +465,23 @@ GPU_KERNEL MLA_SCORE_BOUNDS k_mla_scores(mla_args a, mla_chunk k, uint32_t parts
 }
 
 // ---------------------------------------------------------------- tuned form: softmax and weighted sums
-// A block has 16 heads and a slice of the columns.  A wave sums the keys i with i % 4 == wave % 4 for 8 heads, 4 columns
-// a lane.
-enum { MLA_SLICE = 128, MLA_SLICES = MLA_RANK / MLA_SLICE, MLA_E_STEP = MLA_HEADS + 4, MLA_EACH = MLA_HEADS / 2 };
+// A block has 16 heads and a slice of the columns.  A wave sums the keys i with i % 4 == wave % 4 for 8 heads, MLA_COLS
+// columns a lane; what the waves have is put together for MLA_PASS of their heads at a time.
+#ifndef MLA_COLS
+#define MLA_COLS 4
+#endif
+enum {
+    MLA_SLICE = GPU_WAVE * MLA_COLS,
+    MLA_SLICES = MLA_RANK / MLA_SLICE,
+    MLA_E_STEP = MLA_HEADS + 4,
+    MLA_EACH = MLA_HEADS / 2,
+    MLA_PASS = 32 / MLA_COLS,
+    MLA_PASS_OUT = 2 * MLA_PASS * MLA_SLICE / MLA_THREADS // outputs of a thread
+};
 struct mla_sum_shared {
     union {
         alignas(16) float e[MLA_KEYS][MLA_E_STEP];
-        alignas(16) float part[8][MLA_EACH][MLA_SLICE];
+        alignas(16) float part[8][MLA_PASS][MLA_SLICE];
     };
     float m[MLA_HEADS], l[MLA_HEADS], f[MLA_HEADS], f_b[MLA_HEADS], m_b[MLA_HEADS], l_b[MLA_HEADS];
 };
@@ -492,15 +513,23 @@ GPU_DEV void mla_head_softmax(mla_sum_shared &sh, uint32_t h, const float *score
     }
 }
 
-GPU_DEV void mla_slice_sums(float (&acc)[MLA_EACH][4], const mla_sum_shared &sh, const gpu_bf16 *rows, uint32_t count) {
+GPU_DEV void mla_slice_sums(float (&acc)[MLA_EACH][MLA_COLS], const mla_sum_shared &sh, const gpu_bf16 *rows,
+                            uint32_t count) {
     const uint32_t wave = mla_uniform(gpu_wave()), head = wave / 4 * MLA_EACH;
-    GPU_UNROLL_8
+    MLA_SUM_LOOP
     for (uint32_t i = wave % 4; i < count; i += 4) {
-        const gpu_u2 u = gpu_load_u2(rows + (size_t)i * MLA_WIDTH + gpu_lane() * 4);
+        const gpu_bf16 *from = rows + (size_t)i * MLA_WIDTH + gpu_lane() * MLA_COLS;
+        uint32_t u[MLA_COLS / 2];
+        GPU_UNROLL
+        for (int t = 0; t < MLA_COLS / 2; t += 2) {
+            const gpu_u2 two = gpu_load_u2(from + 2 * t);
+            u[t] = two.v[0];
+            u[t + 1] = two.v[1];
+        }
         const gpu_f4 e0 = gpu_load_f4(&sh.e[i][head]), e1 = gpu_load_f4(&sh.e[i][head + 4]);
         GPU_UNROLL
-        for (int t = 0; t < 2; t++) {
-            const float lo = gpu_as_f32(u.v[t] << 16), hi = gpu_as_f32(u.v[t] & 0xffff0000u);
+        for (int t = 0; t < MLA_COLS / 2; t++) {
+            const float lo = gpu_as_f32(u[t] << 16), hi = gpu_as_f32(u[t] & 0xffff0000u);
             GPU_UNROLL
             for (int h = 0; h < MLA_EACH; h++) {
                 const float e = h < 4 ? e0.v[h % 4] : e1.v[h % 4];
@@ -511,25 +540,35 @@ GPU_DEV void mla_slice_sums(float (&acc)[MLA_EACH][4], const mla_sum_shared &sh,
     }
 }
 
+// Output i of this thread in a pass: head mla_out_head() of the 16, column gpu_tid() % MLA_SLICE of the slice.
+GPU_DEV uint32_t mla_out_head(uint32_t pass, uint32_t i) {
+    const uint32_t n = gpu_tid() / MLA_SLICE + i * (MLA_THREADS / MLA_SLICE); // of 2 * MLA_PASS
+    return n / MLA_PASS * MLA_EACH + pass * MLA_PASS + n % MLA_PASS;
+}
+
 // Grid: groups of heads times slices; items (split) or rows.
 GPU_KERNEL MLA_BOUNDS k_mla_sums(mla_args a, mla_chunk k) {
+    enum { PASSES = MLA_EACH / MLA_PASS };
     gpu_begin();
     GPU_SHARED(mla_sum_shared, sh);
     const uint32_t head0 = gpu_bx() / MLA_SLICES * MLA_HEADS, slice = gpu_bx() % MLA_SLICES * MLA_SLICE;
     const uint32_t heads = a.heads - head0 < MLA_HEADS ? a.heads - head0 : (uint32_t)MLA_HEADS;
     const mla_range_of range = mla_range_here(a, k, gpu_by());
+    if (k.split && range.first >= range.last) return; // the whole block
     const size_t to = (size_t)(k.split ? gpu_by() : range.row) * a.heads + head0;
-    const uint32_t col = gpu_tid() % MLA_SLICE, second = gpu_tid() / MLA_SLICE; // outputs: heads second + 2 i
+    const uint32_t col = gpu_tid() % MLA_SLICE;
     const mla_sums out = k.split ? k.part : k.run;
-    float *m_out = k.split ? out.m : k.m_out, *l_out = k.split ? out.l : k.l_out, run[MLA_EACH] = {};
+    float run[PASSES][MLA_PASS_OUT] = {}, *sums = out.a + to * MLA_RANK + slice + col;
     if (!k.split && k.block != 0) {
         if (gpu_tid() < heads) {
             sh.m[gpu_tid()] = out.m[to + gpu_tid()];
             sh.l[gpu_tid()] = out.l[to + gpu_tid()];
         }
         GPU_UNROLL
-        for (uint32_t i = 0; i < MLA_EACH; i++)
-            if (second + 2 * i < heads) run[i] = out.a[(to + second + 2 * i) * MLA_RANK + slice + col];
+        for (uint32_t n = 0; n < PASSES * MLA_PASS_OUT; n++) {
+            const uint32_t h = mla_out_head(n / MLA_PASS_OUT, n % MLA_PASS_OUT);
+            if (h < heads) run[n / MLA_PASS_OUT][n % MLA_PASS_OUT] = sums[h * MLA_RANK];
+        }
     }
     for (uint64_t b = range.first; b < range.last; b++) {
         const uint64_t left = mla_keys(a, k, range.row) - b * MLA_KEYS;
@@ -549,31 +588,36 @@ GPU_KERNEL MLA_BOUNDS k_mla_sums(mla_args a, mla_chunk k) {
             sh.f[h] = s.f;
             sh.f_b[h] = s.f_b;
         }
-        float acc[MLA_EACH][4] = {};
+        float acc[MLA_EACH][MLA_COLS] = {};
         mla_slice_sums(acc, sh, (const gpu_bf16 *)a.rows + (size_t)b * MLA_KEYS * MLA_WIDTH + slice, count);
-        gpu_sync();
         GPU_UNROLL
-        for (uint32_t h = 0; h < MLA_EACH; h++) {
-            gpu_f4 y = {{acc[h][0], acc[h][1], acc[h][2], acc[h][3]}};
-            *(gpu_f4 *)&sh.part[gpu_wave()][h][gpu_lane() * 4] = y;
-        }
-        gpu_sync();
-        GPU_UNROLL
-        for (uint32_t i = 0; i < MLA_EACH; i++) {
-            const uint32_t h = second + 2 * i, wave = h / MLA_EACH * 4, of = h % MLA_EACH;
-            if (h >= heads) continue;
-            const float sum = k_sum4(sh.part[wave][of][col], sh.part[wave + 1][of][col], sh.part[wave + 2][of][col],
-                                     sh.part[wave + 3][of][col]);
-            run[i] = fresh ? sum : gpu_fma(run[i], sh.f[h], sum * sh.f_b[h]);
+        for (uint32_t pass = 0; pass < PASSES; pass++) {
+            gpu_sync();
+            GPU_UNROLL
+            for (uint32_t n = 0; n < MLA_PASS * MLA_COLS; n += 4) {
+                const float *x = &acc[pass * MLA_PASS + n / MLA_COLS][n % MLA_COLS];
+                gpu_f4 y = {{x[0], x[1], x[2], x[3]}};
+                *(gpu_f4 *)&sh.part[gpu_wave()][n / MLA_COLS][gpu_lane() * MLA_COLS + n % MLA_COLS] = y;
+            }
+            gpu_sync();
+            GPU_UNROLL
+            for (uint32_t i = 0; i < MLA_PASS_OUT; i++) {
+                const uint32_t h = mla_out_head(pass, i), w = h / MLA_EACH * 4, of = h % MLA_PASS;
+                if (h >= heads) continue;
+                const float sum =
+                    k_sum4(sh.part[w][of][col], sh.part[w + 1][of][col], sh.part[w + 2][of][col], sh.part[w + 3][of][col]);
+                run[pass][i] = fresh ? sum : gpu_fma(run[pass][i], sh.f[h], sum * sh.f_b[h]);
+            }
         }
     }
-    if (k.split && range.first >= range.last) return; // the whole block
     GPU_UNROLL
-    for (uint32_t i = 0; i < MLA_EACH; i++)
-        if (second + 2 * i < heads) out.a[(to + second + 2 * i) * MLA_RANK + slice + col] = run[i];
+    for (uint32_t n = 0; n < PASSES * MLA_PASS_OUT; n++) {
+        const uint32_t h = mla_out_head(n / MLA_PASS_OUT, n % MLA_PASS_OUT);
+        if (h < heads) sums[h * MLA_RANK] = run[n / MLA_PASS_OUT][n % MLA_PASS_OUT];
+    }
     if (slice == 0 && gpu_tid() < heads) {
-        m_out[to + gpu_tid()] = sh.m[gpu_tid()];
-        l_out[to + gpu_tid()] = sh.l[gpu_tid()];
+        (k.split ? out.m : k.m_out)[to + gpu_tid()] = sh.m[gpu_tid()];
+        (k.split ? out.l : k.l_out)[to + gpu_tid()] = sh.l[gpu_tid()];
     }
 }
 

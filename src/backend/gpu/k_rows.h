@@ -269,6 +269,34 @@ GPU_DEV void k_score_add(k_score_piece *p, const k_mix_args *a, const float *v, 
     }
 }
 
+// Many rows: a wave has a source of a row, straight from memory.
+enum { K_SCORE_MANY = 8, K_SCORE_WAVES = K_PLAIN_BLOCK / GPU_WAVE };
+GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 4) kern_mix_scores_many(k_mix_args a) {
+    gpu_begin();
+    const uint32_t sources = a.block_count + 1;
+    const uint64_t item = (uint64_t)gpu_bx() * K_SCORE_WAVES + gpu_wave();
+    if (item >= (uint64_t)a.n * sources) return;
+    const size_t row = (size_t)(item / sources);
+    const uint32_t source = (uint32_t)(item % sources), adds = source == a.block_count ? a.adds : 0;
+    const float *v = k_mix_source(&a, source, row);
+    float uv = 0.0f, vv = 0.0f;
+    for (uint32_t s = 0; s < adds; s++) { // each lane reads what it wrote
+        const k_add_args *add = &a.add[s];
+        GPU_UNROLL_8
+        for (size_t i = row * a.dim + gpu_lane(); i < (row + 1) * a.dim; i += GPU_WAVE)
+            add->sum[i] = add->a[i] + add->b[i];
+    }
+    GPU_UNROLL_8
+    for (uint32_t i = gpu_lane(); i < a.dim; i += GPU_WAVE) {
+        const float x = v[i];
+        uv = gpu_fma(a.score[i], x, uv);
+        vv = gpu_fma(x, x, vv);
+    }
+    uv = gpu_wave_sum(uv);
+    vv = gpu_wave_sum(vv);
+    if (gpu_lane() == 0) a.scores[row * K_MIX_SOURCES + source] = uv * k_rms_factor(vv, a.dim, a.eps);
+}
+
 GPU_KERNEL GPU_BOUNDS(K_SCORE_BLOCK, 1) kern_mix_scores(k_mix_args a) {
     GPU_SHARED(k_score_shared, sh);
     gpu_begin();
@@ -298,18 +326,22 @@ GPU_KERNEL GPU_BOUNDS(K_SCORE_BLOCK, 1) kern_mix_scores(k_mix_args a) {
     if (gpu_tid() == 0) a.scores[row * K_MIX_SOURCES + source] = s * k_rms_factor(sh.square, a.dim, a.eps);
 }
 
+// Sources that are taken together, their loads too.
+enum { K_MIX_EARLY = 9 };
 // The factor of source `lane`, of at most 32: every wave makes them for itself.
 GPU_DEV float k_mix_factor(const float *scores, uint32_t sources) {
     const bool live = gpu_lane() < sources;
     const float s = live ? scores[gpu_lane()] : gpu_as_f32(0xff800000u), e = k_exp(s - gpu_wave_max(s));
     float l = 0.0f;
-    GPU_UNROLL_8
-    for (uint32_t i = 0; i < sources; i++) l = l + gpu_as_f32(gpu_shfl(gpu_as_u32(e), (int)i));
+    GPU_UNROLL
+    for (uint32_t i = 0; i < K_MIX_EARLY; i++) {
+        const float more = l + gpu_as_f32(gpu_shfl(gpu_as_u32(e), (int)i));
+        l = i < sources ? more : l;
+    }
+    for (uint32_t i = K_MIX_EARLY; i < sources; i++) l = l + gpu_as_f32(gpu_shfl(gpu_as_u32(e), (int)i));
     return e / l;
 }
 
-// Columns of so many sources are under way together.
-enum { K_MIX_EARLY = 9 };
 GPU_DEV void k_mix_early(gpu_f4 (&early)[K_MIX_EARLY], const k_mix_args *a, size_t row, uint32_t col) {
     GPU_UNROLL
     for (uint32_t s = 0; s < K_MIX_EARLY; s++)
@@ -402,7 +434,12 @@ static inline bool k_mix_norm(gpuStream_t stream, const k_mix_args *a) {
         GPU_LAUNCH_EARLY(kern_mix_plain, a->n, K_PLAIN_BLOCK, stream, *a);
         return false;
     }
-    GPU_LAUNCH_EARLY(kern_mix_scores, gpuDim3(a->block_count + 1, a->n), K_SCORE_BLOCK, stream, *a);
+    const uint64_t items = (uint64_t)(a->block_count + 1) * a->n;
+    if (a->n < K_SCORE_MANY)
+        GPU_LAUNCH_EARLY(kern_mix_scores, gpuDim3(a->block_count + 1, a->n), K_SCORE_BLOCK, stream, *a);
+    else
+        GPU_LAUNCH_EARLY(kern_mix_scores_many, (uint32_t)((items + K_SCORE_WAVES - 1) / K_SCORE_WAVES), K_PLAIN_BLOCK,
+                         stream, *a);
     GPU_LAUNCH_EARLY(kern_mix_rows, a->n, K_ROW_BLOCK, stream, *a);
     return true;
 }
