@@ -128,7 +128,8 @@ static results run_kernels(const problem &p, bool fast) {
     a.act_q = act_q.as<uint8_t>();
     a.act_s = act_s.as<float>();
     a.y = y.as<float>();
-    if (fast) k_experts_begin(0, z_q.as<uint8_t>(), z_s.as<float>(), a.z, p.n, p.hidden);
+    const experts_quantize_args input = {z_q.as<uint8_t>(), z_s.as<float>(), a.z, p.n * (p.hidden / K_MX_GROUP)};
+    if (fast) k_experts_begin(0, &input);
     if (fast && experts_all_single(b.data(), (uint32_t)b.size())) {
         k_experts_singles(0, &a, b.data(), (uint32_t)b.size());
     } else {

@@ -4,7 +4,7 @@
 
 /* Small pieces, so that short inputs take several launches. */
 #define MLA_ROWS 24
-#define MLA_PARTS 16
+#define MLA_PARTS 24
 #define MLA_LAUNCH_ITEMS 40
 #include "backend/gpu/k_mla.h"
 
@@ -173,6 +173,9 @@ static void test_split(void **state) {
     check({1, 8, 4, 8, 24}, 12, 1100, true);
     check({1, 8, 4, 8, 24}, 5, 1020, false);
     check({1, 8, 64, 8, 512}, 5, 1021, true);
+    check({1, 8, 64, 8, 512}, 1, 6200, true);
+    check({2, 70, 64, 70, 512}, 3, 2100, true);
+    check({1, 8, 64, 8, 512}, 12, 1100, true);
 }
 
 /* A range gives the bits of its parts, whatever form each takes. */

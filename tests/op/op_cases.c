@@ -155,7 +155,7 @@ static void mix_run(ms_backend *be, const op_case *c, bool singles, float *out) 
 static void mix_naive(const op_case *c, double *out) {
     size_t dim = c->d[0], stride = (size_t)(c->n + 2) * dim, m = c->d[1];
     float *blocks = values(m * stride, 1, c->values), *prefix = values(norm_count(c), 2, c->values);
-    double *score = naive_weight(1, c->d[0], 3), *norm = naive_weight(1, c->d[0], 4), p[16];
+    double *score = naive_weight(1, c->d[0], 3), *norm = naive_weight(1, c->d[0], 4), p[64];
     for (size_t i = 0; i < c->n; i++) {
         double l = 0;
         for (size_t s = 0; s <= m; s++) {
@@ -869,6 +869,10 @@ const op_case op_cases[] = {
     MIX(5, 133, 8, true, VALUES_NORMAL),
     MIX(2, 1130, 9, true, VALUES_NORMAL),
     MIX(1, 8300, 2, true, VALUES_NORMAL),
+    MIX(1, 7168, 8, true, VALUES_NORMAL),
+    MIX(2, 4100, 12, true, VALUES_NORMAL),
+    MIX(1, 260, 31, true, VALUES_NORMAL),
+    MIX(1, 260, 40, true, VALUES_NORMAL),
     MIX(2, 520, 9, false, VALUES_MIXED),
     MIX(3, 64, 0, false, VALUES_NORMAL),
     MIX(2, 70, 3, true, VALUES_ZERO),

@@ -45,7 +45,7 @@ void kda_range(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint32_t 
     a.out = io->out;
     a.history_bf16 = is_fast(g);
     settle(g);
-    a.q = rows_fit(g, n, (uint32_t)inner) && kda->dim == KDA_DIM ? g->scratch.x_q : nullptr;
+    a.q = rows_fit(g, n, (uint32_t)inner) && kda->dim == KDA_DIM && kda->taps == KDA_TAPS ? g->scratch.x_q : nullptr;
     a.q_scales = g->scratch.x_s;
     k_kda_range(g->stream, &a);
     g->held = {};

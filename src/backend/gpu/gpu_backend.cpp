@@ -56,6 +56,7 @@ ms_status give_failure(gpu_backend *g, ms_error *err) {
 
 ms_status backend_sync(ms_backend *be, ms_error *err) {
     gpu_backend *g = gpu_of(be);
+    settle(g);
     if (g->router_calls) {
         uint32_t found = NO_ROW;
         (void)gpu_ok(g, gpuMemcpyAsync(&found, g->flags + FLAG_ROUTER, sizeof found, gpuMemcpyDeviceToHost, g->stream),
@@ -70,25 +71,27 @@ ms_status backend_sync(ms_backend *be, ms_error *err) {
     return give_failure(g, err);
 }
 
-enum { ALIGN = 256, PAGE = 4096, FETCH_HEAD = 64 };
+enum { ALIGN = 256, PAGE = 4096 };
 
 void fetch_begin(ms_backend *be, const void *dev, size_t bytes) {
     gpu_backend *g = gpu_of(be);
     g->fetch_bytes = 0;
     bool fits = g->scratch.fetched && bytes <= (size_t)g->scratch.need.pairs * sizeof(uint32_t);
     if (!need(g, fits, "fetch", "size")) return;
-    settle(g);
     g->fetch_bytes = bytes;
     g->fetch_calls = g->router_calls;
     g->fetch_uses = g->order.uses;
     g->fetch_works = g->order.works;
     uint8_t *to = g->scratch.fetched;
+    if (choice_fetch(g, dev, bytes)) return;
+    settle(g);
     fetch_words(g, to + FETCH_HEAD, dev, bytes, g->router_calls ? to : nullptr);
     (void)gpu_ok(g, gpuEventRecord(g->fetch_done, g->stream), "fetch");
 }
 
 ms_status fetch_end(ms_backend *be, void *host, ms_error *err) {
     gpu_backend *g = gpu_of(be);
+    if (g->choice.fetched) choice_settle(g);
     bool there = g->fetch_bytes && g->failure.code == MS_OK;
     if (!there || !gpu_ok(g, gpuEventSynchronize(g->fetch_done), "fetch")) return backend_sync(be, err);
     memcpy(host, g->scratch.fetched + FETCH_HEAD, g->fetch_bytes);
@@ -291,6 +294,7 @@ uint64_t scratch_bytes(const ms_backend *be, const ms_scratch_need *n) {
 }
 
 void scratch_free(gpu_backend *g) {
+    settle(g);
     g->held = {};
     device_free(g, g->scratch.base);
     if (g->scratch.table_host) (void)gpu_ok(g, gpuHostFree(g->scratch.table_host), "release");

@@ -30,15 +30,16 @@ void quantise_input(gpu_backend *g, product_input *in) {
     rows_held(g, in->x, in->n, in->cols);
 }
 
+} // namespace
+
 bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
     return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
 }
 
-} // namespace
-
 uint64_t mix_scratch_need(const ms_scratch_need *) { return K_MIX_SOURCES; }
 
 void settle(gpu_backend *g) {
+    choice_settle(g);
     for (uint32_t i = 0; i < g->sum_count; i++) {
         k_add_args args = {g->sums[i].sum, g->sums[i].a, g->sums[i].b, g->sums[i].count};
         k_add(g->stream, &args);
@@ -164,6 +165,7 @@ void mix_norm(ms_backend *be, float *out, const ms_mix *mix, uint32_t n, uint32_
     a.score = f32_of(g, mix->score, dim, "mix_norm", "score weight");
     if (!a.score || !n) return;
     if (norm && !(a.norm = vector_of(g, norm, dim, "mix_norm")).data) return;
+    choice_settle(g);
     take_sums(g, &a);
     rows_out(g, &a.to, n, dim, k_mix_norm(g->stream, &a));
     launched(g, "mix_norm");
@@ -180,9 +182,19 @@ void project(ms_backend *be, const float *x, uint32_t n, const ms_product *produ
         quantise |= quantised(g, products[i].weight, products[i].exact_input);
     }
     if (n == 0) return;
-    settle(g);
+    ms_product all[K_PRODUCTS];
+    const ms_product *made = products;
+    uint32_t made_count = count;
+    if (count < K_PRODUCTS && choice_joins(g, x, n, products, count)) {
+        for (uint32_t i = 0; i < count; i++) all[i] = products[i];
+        all[made_count++] = g->choice.product;
+        made = all;
+        g->choice.made = true;
+    } else {
+        settle(g);
+    }
     if (quantise) quantise_input(g, &in);
-    run_products(g, &in, products, count);
+    run_products(g, &in, made, made_count);
     for (uint32_t i = 0; i < count; i++)
         rows_written(g, products[i].out,
                      ((size_t)(n - 1) * products[i].out_stride + products[i].weight->rows) * sizeof(float));
@@ -226,6 +238,7 @@ void mlp(ms_backend *be, float *out, const float *x, uint32_t n, const ms_weight
 void add(ms_backend *be, float *sum, const float *a, const float *b, size_t count) {
     gpu_backend *g = gpu_of(be);
     if (!count) return;
+    choice_settle(g);
     if (g->sum_count == SUMS) settle(g);
     g->sums[g->sum_count++] = {sum, a, b, count};
     rows_written(g, sum, count * sizeof(float));

@@ -12,6 +12,7 @@ enum { PIECES = 2, TABLES = 8, RUNS = 8, EVENTS = PIECES + TABLES + RUNS + MS_TI
 constexpr size_t PIECE_BYTES = (size_t)4 << 20;
 enum { FLAG_ROUTER, FLAG_WEIGHT, FLAG_SIDE, FLAG_COUNT = FLAG_SIDE + 3 * MS_TICKETS };
 constexpr uint32_t NO_ROW = UINT32_MAX;
+enum { FETCH_HEAD = 64 }; // of gpu_scratch.fetched: the router's word
 // A router failure is (call << 20 | row), so that the lowest word is the first failure; later calls share the last
 // number.
 enum { ROUTER_ROW_BITS = 20, ROUTER_CALLS = 4094 };
@@ -79,6 +80,21 @@ struct gpu_sum {
 };
 enum { SUMS = 2 };
 
+// A router's choice for one row that waits for company: its products for other products of the same input, the choice
+// itself for the experts' input.  Then it, or a fetch of its ids, is no launch of its own.
+struct gpu_choice {
+    bool open;
+    bool made;    // its products have been launched
+    bool fetched; // its ids are what the open fetch asked for
+    const float *x;
+    ms_product product;
+    uint32_t *ids;
+    float *weights;
+    const float *bias;
+    uint32_t top_k, renormalize, bad_base;
+    float scale;
+};
+
 struct gpu_backend {
     ms_backend base;          // first: the public object is this one
     gpuStream_t stream, side; // side: installs
@@ -107,6 +123,7 @@ struct gpu_backend {
     gpu_held held;
     gpu_sum sums[SUMS]; // waiting, in this order
     uint32_t sum_count;
+    gpu_choice choice; // open only while sum_count is 0
 };
 
 static inline gpu_backend *gpu_of(ms_backend *be) { return (gpu_backend *)be; }
@@ -169,13 +186,20 @@ struct product_input {
 };
 void run_products(gpu_backend *g, const product_input *in, const ms_product *products, uint32_t count);
 
-// Makes the sums that wait: whatever reads or writes device memory calls it first.
+// Makes what waits, sums and a choice: whatever reads or writes device memory calls it first.
 void settle(gpu_backend *g);
+// Launches what is left of the choice that waits, if there is one (gpu_moe.cpp).
+void choice_settle(gpu_backend *g);
+// Whether products of such an input, with such results, may take the choice's along; then `made` is to be set.
+bool choice_joins(const gpu_backend *g, const float *x, uint32_t n, const ms_product *products, uint32_t count);
+// The choice that waits answers a fetch of `bytes` at `dev`, if it is of its ids.
+bool choice_fetch(gpu_backend *g, const void *dev, size_t bytes);
 // After writing there: held rows that lie there are held no more.
 void rows_written(gpu_backend *g, const void *p, size_t bytes);
 // Whether the int8 form of such rows has room; the operation that writes it tells rows_held.
 bool rows_fit(const gpu_backend *g, uint32_t n, uint32_t cols);
 void rows_held(gpu_backend *g, const float *x, uint32_t n, uint32_t cols);
+bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes);
 
 // To pinned memory: `bytes` from dev, and the router's flag to `flag` unless NULL (gpu_moe.cpp).
 void fetch_words(gpu_backend *g, void *to, const void *dev, size_t bytes, void *flag);

@@ -3,8 +3,7 @@
 // Threads and errors: as gpu_internal.h says.
 #include "backend/gpu/gpu_internal.h"
 
-#include "backend/gpu/k_experts.h"
-#include "backend/gpu/k_router.h"
+#include "backend/gpu/k_choose.h"
 
 #include <string.h>
 
@@ -24,6 +23,75 @@ void fetch_words(gpu_backend *g, void *to, const void *dev, size_t bytes, void *
                      "fetch");
 }
 
+// ---------------------------------------------------------------- a choice that waits
+
+bool choice_joins(const gpu_backend *g, const float *x, uint32_t n, const ms_product *products, uint32_t count) {
+    const gpu_choice *c = &g->choice;
+    if (!c->open || c->made || n != 1 || x != c->x) return false;
+    const size_t ids = c->top_k * sizeof *c->ids, row = c->product.weight->cols * sizeof *x;
+    for (uint32_t i = 0; i < count; i++) {
+        const float *out = products[i].out;
+        const size_t bytes = products[i].weight->rows * sizeof *out;
+        if (products[i].weight->cols != c->product.weight->cols || overlap(out, bytes, c->ids, ids) ||
+            overlap(out, bytes, c->weights, ids) || overlap(out, bytes, x, row))
+            return false;
+    }
+    return true;
+}
+
+namespace {
+
+k_router_args router_args(gpu_backend *g, const gpu_choice *c, uint32_t n) {
+    k_router_args a = {};
+    a.ids = c->ids;
+    a.weights = c->weights;
+    a.score = g->scratch.router;
+    a.bias = c->bias;
+    a.n = n;
+    a.experts = c->product.weight->rows;
+    a.top_k = c->top_k;
+    a.renormalize = c->renormalize;
+    a.scale = c->scale;
+    a.bad = g->flags + FLAG_ROUTER;
+    a.bad_base = c->bad_base;
+    if (!c->fetched) return a;
+    a.host_ids = (uint32_t *)(void *)(g->scratch.fetched + FETCH_HEAD);
+    a.host_bad = (uint32_t *)(void *)g->scratch.fetched;
+    return a;
+}
+
+void choice_products(gpu_backend *g) {
+    gpu_choice *c = &g->choice;
+    if (c->made) return;
+    product_input in = {c->x, nullptr, nullptr, 1, c->product.weight->cols};
+    run_products(g, &in, &c->product, 1);
+    c->made = true;
+}
+
+// After the launch that makes it.
+void choice_made(gpu_backend *g) {
+    gpu_choice *c = &g->choice;
+    launched(g, "router_topk");
+    if (c->fetched) (void)gpu_ok(g, gpuEventRecord(g->fetch_done, g->stream), "fetch");
+    *c = {};
+}
+
+} // namespace
+
+void choice_settle(gpu_backend *g) {
+    if (!g->choice.open) return;
+    choice_products(g);
+    const k_router_args a = router_args(g, &g->choice, 1);
+    k_router(g->stream, &a);
+    choice_made(g);
+}
+
+bool choice_fetch(gpu_backend *g, const void *dev, size_t bytes) {
+    gpu_choice *c = &g->choice;
+    c->fetched = c->open && dev == c->ids && bytes == c->top_k * sizeof *c->ids;
+    return c->fetched;
+}
+
 uint64_t table_scratch_need(const ms_scratch_need *n) { return (experts_table_bytes(n->pairs) + 63) / 64 * 64; }
 
 namespace {
@@ -36,25 +104,30 @@ void router_topk(ms_backend *be, uint32_t *ids, float *weights, const float *x, 
     if (!need(g, fits && r->gate->cols <= have->input_cols, "router_topk", "rows or experts")) return;
     bool sane = r->top_k <= experts && r->top_k <= K_ROUTER_TOP && !has_scales(r->gate->format);
     if (!need(g, sane, "router_topk", "gate or top_k")) return;
-    k_router_args a = {};
-    a.bias = f32_of(g, r->bias, experts, "router_topk", "bias");
-    if (!a.bias || n == 0) return;
+    const float *bias = f32_of(g, r->bias, experts, "router_topk", "bias");
+    if (!bias || n == 0) return;
     settle(g);
-    product_input in = {x, nullptr, nullptr, n, r->gate->cols};
-    ms_product product = {r->gate, g->scratch.router, experts, true};
-    run_products(g, &in, &product, 1);
-    a.ids = ids;
-    a.weights = weights;
-    a.score = g->scratch.router;
-    a.n = n;
-    a.experts = experts;
-    a.top_k = r->top_k;
-    a.renormalize = r->renormalize;
-    a.scale = r->scale;
-    a.bad = g->flags + FLAG_ROUTER;
-    a.bad_base = (g->router_calls < ROUTER_CALLS ? g->router_calls : (uint32_t)ROUTER_CALLS) << ROUTER_ROW_BITS;
+    const uint32_t call = g->router_calls < ROUTER_CALLS ? g->router_calls : (uint32_t)ROUTER_CALLS;
     g->router_calls++;
-    k_router(g->stream, &a);
+    gpu_choice c = {};
+    c.open = n == 1 && k_router_is_few(experts, r->top_k);
+    c.x = x;
+    c.product = {r->gate, g->scratch.router, experts, true};
+    c.ids = ids;
+    c.weights = weights;
+    c.bias = bias;
+    c.top_k = r->top_k;
+    c.renormalize = r->renormalize;
+    c.bad_base = call << ROUTER_ROW_BITS;
+    c.scale = r->scale;
+    if (c.open) {
+        g->choice = c;
+    } else {
+        product_input in = {x, nullptr, nullptr, n, r->gate->cols};
+        run_products(g, &in, &c.product, 1);
+        const k_router_args a = router_args(g, &c, n);
+        k_router(g->stream, &a);
+    }
     rows_written(g, ids, (size_t)n * r->top_k * sizeof *ids);
     rows_written(g, weights, (size_t)n * r->top_k * sizeof *weights);
     launched(g, "router_topk");
@@ -69,9 +142,18 @@ void experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s
         return;
     g->experts_n = n;
     g->experts_shape = s;
+    const experts_quantize_args input = {(uint8_t *)g->scratch.z_q, g->scratch.z_s, z,
+                                         (size_t)n * (s.hidden / K_MX_GROUP)};
+    if (is_fast(g) && g->choice.open) {
+        choice_products(g);
+        const k_choose_args a = {router_args(g, &g->choice, 1), input};
+        k_choose(g->stream, &a);
+        choice_made(g);
+        return;
+    }
     settle(g);
     if (is_fast(g))
-        k_experts_begin(g->stream, (uint8_t *)g->scratch.z_q, g->scratch.z_s, z, n, s.hidden);
+        k_experts_begin(g->stream, &input);
     else
         be->copy(be, g->scratch.z, z, (size_t)n * s.hidden * sizeof *z);
     launched(g, "experts_begin");

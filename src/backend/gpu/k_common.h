@@ -60,6 +60,13 @@ typedef struct k_vector {
 GPU_DEV float k_vector_get(k_vector w, size_t i) {
     return w.bf16 ? gpu_bf16_f32(((const gpu_bf16 *)w.data)[i]) : ((const float *)w.data)[i];
 }
+// Four of them; i is a multiple of 4.
+GPU_DEV gpu_f4 k_vector_get4(k_vector w, size_t i) {
+    if (!w.bf16) return gpu_load_f4((const float *)w.data + i);
+    const gpu_u2 u = gpu_load_u2((const gpu_bf16 *)w.data + i);
+    return gpu_f4{{gpu_as_f32(u.v[0] << 16), gpu_as_f32(u.v[0] & 0xffff0000u), gpu_as_f32(u.v[1] << 16),
+                   gpu_as_f32(u.v[1] & 0xffff0000u)}};
+}
 
 // ---------------------------------------------------------------- elementary functions (docs/numerics.md, section 3)
 GPU_DEV float k_exp(float x) {

@@ -66,7 +66,10 @@ typedef struct k_product {
 
 // A Q8 tile is 8 rows.  Of a single input row, K_WAVES / split of them share a block, `split` waves each: enough waves
 // for the memory of the device also where a weight has few rows.
-enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4, K_SPLIT_DOTS = 2048, K_SPLIT_WAVES = 4096 };
+enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4, K_SPLIT_DOTS = 2048 };
+#ifndef K_SPLIT_WAVES
+#define K_SPLIT_WAVES 4096
+#endif
 // Weights of at most so many rows are read by a wave a row.
 enum { K_DOT_FEW_ROWS = 4096, K_DOT_DEEP = 4 };
 
@@ -159,6 +162,32 @@ GPU_DEV void k_split_prefetch(const k_product *p, const k_project_args *a, uint3
     if (r < p->rows && at < stride) gpu_prefetch((const int8_t *)p->data + r * stride + at);
 }
 
+// What a wave multiplies in a step; the next one's is under way meanwhile.
+typedef struct k_split_step {
+    gpu_u4 w[K_Q8_ROWS], q;
+    float w_s, x_s;
+} k_split_step;
+#if GPU_HIP // no registers for that
+#define K_SPLIT_LOOP GPU_ROLLED
+#else
+#define K_SPLIT_LOOP GPU_UNROLL_2
+#endif
+
+GPU_DEV void k_split_load(k_split_step &s, const k_project_args *a, const int8_t *data, const float *scales,
+                          uint32_t in_block, uint32_t g0) {
+    const uint32_t lane = gpu_lane(), g = g0 + lane / 8, col = g0 * K_Q8_GROUP + lane * 16;
+    const size_t stride = k_q8_stride(a->cols);
+    const bool stored = col < stride;
+    GPU_UNROLL
+    for (uint32_t r = 0; r < K_Q8_ROWS; r++)
+        if (stored) s.w[r] = gpu_load_u4(data + (r < in_block ? r : in_block - 1) * stride + col);
+    if (stored) s.q = gpu_load_u4(a->x_q + col);
+    if (g < k_q8_groups(a->cols)) {
+        s.w_s = scales[(size_t)g * in_block];
+        s.x_s = a->x_s[g];
+    }
+}
+
 // k_q8_tile for one input row: wave `slice` of `split` makes the dots of every split-th step of 512 columns, then the
 // first of them adds up in the order of groups.
 GPU_DEV void k_q8_split(k_split_shared &sh, const k_product *p, const k_project_args *a, uint32_t tile,
@@ -167,32 +196,28 @@ GPU_DEV void k_q8_split(k_split_shared &sh, const k_product *p, const k_project_
     const bool work = row0 < p->rows;
     const uint32_t in_block = !work ? 1 : p->rows - row0 < K_Q8_ROWS ? p->rows - row0 : (uint32_t)K_Q8_ROWS;
     const uint32_t sub = lane % 8 < in_block ? lane % 8 : in_block - 1, base = in_tile * groups * K_Q8_ROWS;
-    const size_t stride = k_q8_stride(a->cols);
-    const int8_t *data = (const int8_t *)p->data + row0 * stride;
+    const int8_t *data = (const int8_t *)p->data + row0 * k_q8_stride(a->cols);
     const float *scales = p->scales + (size_t)row0 * groups + sub;
-    GPU_ROLLED
-    for (uint32_t g0 = slice * 4; work && g0 < groups; g0 += a->split * 4) {
-        const uint32_t g = g0 + lane / 8, col = g0 * K_Q8_GROUP + lane * 16;
-        const bool live = g < groups, stored = col < stride;
-        const float scale = live ? scales[(size_t)g * in_block] * a->x_s[g] : 0.0f;
-        gpu_u4 w[K_Q8_ROWS], q = {{0, 0, 0, 0}};
-        GPU_UNROLL
-        for (uint32_t r = 0; r < K_Q8_ROWS; r++) {
-            w[r] = {{0, 0, 0, 0}};
-            if (stored) w[r] = gpu_load_u4(data + (r < in_block ? r : in_block - 1) * stride + col);
-        }
-        if (stored) q = gpu_load_u4(a->x_q + col);
+    k_split_step step = {};
+    const uint32_t stride4 = a->split * 4;
+    if (work && slice * 4 < groups) k_split_load(step, a, data, scales, in_block, slice * 4);
+    K_SPLIT_LOOP
+    for (uint32_t g0 = slice * 4; work && g0 < groups; g0 += stride4) {
+        k_split_step next = {};
+        if (g0 + stride4 < groups) k_split_load(next, a, data, scales, in_block, g0 + stride4);
         int32_t v[K_Q8_ROWS];
         GPU_UNROLL
         for (int r = 0; r < K_Q8_ROWS; r++) {
-            int32_t d = gpu_dot4(w[r].v[0], q.v[0], 0);
-            d = gpu_dot4(w[r].v[1], q.v[1], d);
-            d = gpu_dot4(w[r].v[2], q.v[2], d);
-            v[r] = gpu_dot4(w[r].v[3], q.v[3], d);
+            int32_t d = gpu_dot4(step.w[r].v[0], step.q.v[0], 0);
+            d = gpu_dot4(step.w[r].v[1], step.q.v[1], d);
+            d = gpu_dot4(step.w[r].v[2], step.q.v[2], d);
+            v[r] = gpu_dot4(step.w[r].v[3], step.q.v[3], d);
         }
         int32_t dot = k_scatter_sum8(v);
+        const bool live = g0 + lane / 8 < groups;
         if (live) sh.dot[base + g0 * K_Q8_ROWS + lane] = dot; // group lane / 8 of the step, row lane % 8
-        if (live) sh.scale[base + g0 * K_Q8_ROWS + lane] = scale;
+        if (live) sh.scale[base + g0 * K_Q8_ROWS + lane] = step.w_s * step.x_s;
+        step = next;
     }
     gpu_sync();
     if (slice != 0 || !work) return; // whole waves
@@ -630,6 +655,18 @@ typedef union k_one_shared {
 } k_one_shared;
 static_assert(sizeof(k_one_shared) <= 48 << 10, "shared memory");
 
+// The Q8 products of one input row.
+GPU_DEV void k_one_q8(k_split_shared &sh, const k_product *p, const k_project_args *a, uint32_t block) {
+    const uint32_t slice = gpu_uniform(gpu_wave() % a->split), of_block = gpu_uniform(gpu_wave() / a->split);
+    const uint32_t tile = block * (K_WAVES / a->split) + of_block;
+    k_split_prefetch(p, a, tile * K_Q8_ROWS, slice);
+    gpu_wait_previous();
+    if (a->split > 1)
+        k_q8_split(sh, p, a, tile, of_block, slice);
+    else if (tile < k_ceil_div(p->rows, K_Q8_ROWS))
+        k_q8_tile<1>(p, a, tile * K_Q8_ROWS, 0);
+}
+
 // One input row.
 GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
     GPU_SHARED(k_one_shared, sh);
@@ -638,14 +675,7 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
     const k_product p = k_project_find(&a, &block);
     const uint32_t tile = gpu_uniform(block * K_WAVES + gpu_wave());
     if (p.mode == K_MODE_Q8) {
-        const uint32_t slice = gpu_uniform(gpu_wave() % a.split), of_block = gpu_uniform(gpu_wave() / a.split);
-        const uint32_t row_tile = block * (K_WAVES / a.split) + of_block;
-        k_split_prefetch(&p, &a, row_tile * K_Q8_ROWS, slice);
-        gpu_wait_previous();
-        if (a.split > 1)
-            k_q8_split(sh.split, &p, &a, row_tile, of_block, slice);
-        else if (tile < k_ceil_div(p.rows, K_Q8_ROWS))
-            k_q8_tile<1>(&p, &a, tile * K_Q8_ROWS, 0);
+        k_one_q8(sh.split, &p, &a, block);
         return;
     }
     if (k_few_rows(&p) && a.cols <= K_FEW_COLS && a.cols % 8 == 0 && (uintptr_t)a.x % 16 == 0) {

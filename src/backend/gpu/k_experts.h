@@ -15,8 +15,12 @@ enum {
     EXPERT_RESIDENT = 6,
     EXPERT_TOGETHER = 2
 #else
-    EXPERT_RESIDENT = 4,
-    EXPERT_TOGETHER = 4
+#ifndef XR
+#define XR 8
+#define XT 2
+#endif
+    EXPERT_RESIDENT = XR,
+    EXPERT_TOGETHER = XT
 #endif
 };
 
@@ -34,11 +38,18 @@ typedef struct experts_quantize_args {
     const float *x;
     size_t groups;
 } experts_quantize_args;
-GPU_KERNEL GPU_BOUNDS(EXPERT_QUANT_THREADS, 4) k_experts_quantize(experts_quantize_args a) {
-    gpu_begin();
-    size_t g = (size_t)gpu_bx() * (EXPERT_QUANT_THREADS / GPU_WAVE) + gpu_wave();
+GPU_DEV void experts_quantize(const experts_quantize_args &a, uint32_t block) {
+    size_t g = (size_t)block * (EXPERT_QUANT_THREADS / GPU_WAVE) + gpu_wave();
     if (g < a.groups) // whole waves
         mx_quantize(a.q + g * K_MX_GROUP, a.scales + g, a.x[g * K_MX_GROUP + gpu_lane()]);
+}
+static inline uint32_t experts_quantize_blocks(size_t groups) {
+    enum { EACH = EXPERT_QUANT_THREADS / GPU_WAVE };
+    return (uint32_t)((groups + EACH - 1) / EACH);
+}
+GPU_KERNEL GPU_BOUNDS(EXPERT_QUANT_THREADS, 4) k_experts_quantize(experts_quantize_args a) {
+    gpu_begin();
+    experts_quantize(a, gpu_bx());
 }
 
 // ---------------------------------------------------------------- products of single rows
@@ -203,12 +214,11 @@ GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, 4) k_experts_outer_exact(experts_args a) {
 }
 
 // ---------------------------------------------------------------- host
-// Quantises z [n][hidden] (fast; in reference the backend copies z).
-static inline void k_experts_begin(gpuStream_t stream, uint8_t *q, float *scales, const float *z, uint32_t n,
-                                   uint32_t hidden) {
-    experts_quantize_args a = {q, scales, z, (size_t)n * (hidden / K_MX_GROUP)};
-    uint32_t blocks = (uint32_t)((a.groups + 7) / (EXPERT_QUANT_THREADS / GPU_WAVE));
-    if (blocks) GPU_LAUNCH_EARLY(k_experts_quantize, gpuDim3(blocks), gpuDim3(EXPERT_QUANT_THREADS), stream, a);
+// The experts' input in int8 (fast; in reference the backend copies it).
+static inline void k_experts_begin(gpuStream_t stream, const experts_quantize_args *a) {
+    if (a->groups)
+        GPU_LAUNCH_EARLY(k_experts_quantize, gpuDim3(experts_quantize_blocks(a->groups)), gpuDim3(EXPERT_QUANT_THREADS),
+                         stream, *a);
 }
 
 // Whether every batch is a single row: k_experts_singles takes them, and needs no table.

@@ -10,11 +10,13 @@
 #pragma once
 #include "backend/gpu/k_common.h"
 
-// Registers on AMD; NVIDIA has more of them to spare, since no SM gets a second head.
+// Registers on AMD, where kda_windows has not enough of them; NVIDIA has more to spare, since no SM gets a second head.
 #if GPU_HIP
   #define KDA_REGISTERS __attribute__((amdgpu_num_vgpr(120)))
+  #define KDA_WINDOWS   0
 #else
   #define KDA_REGISTERS
+  #define KDA_WINDOWS 1
 #endif
 
 #if GPU_HIP || GPU_CUDA
@@ -55,6 +57,7 @@ typedef struct kda_args {
 typedef struct kda_chunk {
     float *q, *k, *alpha; // [KDA_CHUNK], `row` floats apart, element i at kda_at(i)
     float *v, *o;         // [KDA_CHUNK][dim]
+    float *gate;          // [KDA_CHUNK][dim], tuned form
     float *beta;          // [KDA_CHUNK]
     uint32_t row;
 } kda_chunk;
@@ -95,26 +98,92 @@ GPU_DEV void kda_store_history(const kda_args &a, uint32_t head) {
     }
 }
 
+GPU_DEV float kda_decay(const kda_args &a, float decay, size_t from, size_t channel) {
+    return k_exp(a.gate_bound * k_sigmoid(decay * (a.e[from] + a.dt_bias[channel])));
+}
+
+// The four taps of a channel and what they meet at token t.
+enum { KDA_TAPS = 4 };
+struct kda_window {
+    gpu_f4 taps;
+    float z[KDA_TAPS];
+};
+GPU_DEV void kda_window_load(kda_window &w, const kda_args &a, uint32_t stream, uint32_t t, size_t channel) {
+    const size_t inner = (size_t)a.heads * a.dim;
+    w.taps = gpu_load_f4(a.conv[stream] + channel * KDA_TAPS);
+    GPU_UNROLL
+    for (uint32_t j = 0; j < KDA_TAPS; j++) {
+        const bool old = t + j < KDA_TAPS - 1;
+        const size_t past = ((size_t)stream * (KDA_TAPS - 1) + t + j) * inner + channel;
+        if (!old) w.z[j] = a.in[stream][(size_t)(t + j - (KDA_TAPS - 1)) * inner + channel];
+        if (old && a.history_bf16) w.z[j] = gpu_bf16_f32(((const gpu_bf16 *)a.history_in)[past]);
+        if (old && !a.history_bf16) w.z[j] = ((const float *)a.history_in)[past];
+    }
+}
+
+// The last token's window leaves the history.
+GPU_DEV void kda_window_store(const kda_window &w, const kda_args &a, uint32_t stream, size_t channel) {
+    const size_t inner = (size_t)a.heads * a.dim;
+    GPU_UNROLL
+    for (uint32_t j = 1; j < KDA_TAPS; j++) {
+        const size_t to = ((size_t)stream * (KDA_TAPS - 1) + j - 1) * inner + channel;
+        if (a.history_bf16)
+            ((gpu_bf16 *)a.history_out)[to] = gpu_f32_bf16(w.z[j]);
+        else
+            ((float *)a.history_out)[to] = w.z[j];
+    }
+}
+
+// kda_convolve with four taps, all loads under way together.
+GPU_DEV float kda_convolve_tuned(const kda_args &a, uint32_t stream, uint32_t t, size_t channel) {
+    kda_window w;
+    kda_window_load(w, a, stream, t, channel);
+    float y = 0.0f;
+    GPU_UNROLL
+    for (uint32_t j = 0; j < KDA_TAPS; j++)
+        y = gpu_fma(w.taps.v[j], a.history_bf16 ? gpu_bf16_f32(gpu_f32_bf16(w.z[j])) : w.z[j], y);
+    if (t + 1 == a.n) kda_window_store(w, a, stream, channel);
+    return y * k_sigmoid(y);
+}
+
+// The convolutions, decays and output gates of a chunk, with four taps: half of the threads have q and k.
+GPU_DEV void kda_windows(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0, uint32_t count) {
+    const uint32_t half = count * KDA_DIM;
+    const float decay = k_exp(a.a_log[head]);
+    for (uint32_t i = gpu_tid(); i < 2 * half; i += gpu_nt()) { // whole waves
+        const bool second = i >= half;
+        const uint32_t of = second ? i - half : i, t = of / KDA_DIM, d = of % KDA_DIM, at = t * c.row + kda_at<true>(d);
+        const size_t channel = (size_t)head * KDA_DIM + d, from = (size_t)(t0 + t) * a.heads * KDA_DIM + channel;
+        if (second) {
+            const float gate = a.g[from];
+            c.v[t * KDA_DIM + d] = kda_convolve_tuned(a, 2, t0 + t, channel);
+            c.alpha[at] = kda_decay(a, decay, from, channel);
+            c.gate[t * KDA_DIM + d] = k_sigmoid(gate);
+        } else {
+            c.q[at] = kda_convolve_tuned(a, 0, t0 + t, channel);
+            c.k[at] = kda_convolve_tuned(a, 1, t0 + t, channel);
+        }
+    }
+}
+
 // Convolution, decay and write strength of the tokens [t0, t0 + count), then the norms of q and k.
 template <bool TUNED> GPU_DEV void kda_prepare(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0,
                                                uint32_t count) {
     uint32_t dim = TUNED ? (uint32_t)KDA_DIM : a.dim;
-    float decay = k_exp(a.a_log[head]);
-    for (uint32_t i = gpu_tid(); i < count * dim; i += gpu_nt()) {
-        uint32_t t = i / dim, d = i % dim, at = t * c.row + kda_at<TUNED>(d);
-        size_t channel = (size_t)head * dim + d, from = (size_t)(t0 + t) * a.heads * dim + channel;
-        if (TUNED) { // all at once: their loads overlap
-            c.q[at] = kda_convolve(a, 0, t0 + t, channel);
-            c.k[at] = kda_convolve(a, 1, t0 + t, channel);
-            c.v[t * dim + d] = kda_convolve(a, 2, t0 + t, channel);
-        } else {
+    if (TUNED && KDA_WINDOWS) {
+        kda_windows(a, c, head, t0, count);
+    } else {
+        float decay = k_exp(a.a_log[head]);
+        for (uint32_t i = gpu_tid(); i < count * dim; i += gpu_nt()) {
+            uint32_t t = i / dim, d = i % dim, at = t * c.row + kda_at<TUNED>(d);
+            size_t channel = (size_t)head * dim + d, from = (size_t)(t0 + t) * a.heads * dim + channel;
             KDA_ROLLED
             for (uint32_t stream = 0; stream < KDA_STREAMS; stream++) {
-                float *to = stream == 0 ? c.q : stream == 1 ? c.k : c.v;
-                to[t * dim + d] = kda_convolve(a, stream, t0 + t, channel);
+                float y = kda_convolve(a, stream, t0 + t, channel);
+                (stream == 0 ? c.q : stream == 1 ? c.k : c.v)[stream == 2 ? t * dim + d : at] = y;
             }
+            c.alpha[at] = kda_decay(a, decay, from, channel);
         }
-        c.alpha[at] = k_exp(a.gate_bound * k_sigmoid(decay * (a.e[from] + a.dt_bias[channel])));
     }
     if (gpu_tid() < count) c.beta[gpu_tid()] = k_sigmoid(a.b[(size_t)(t0 + gpu_tid()) * a.heads + head]);
     gpu_sync();
@@ -132,6 +201,22 @@ template <bool TUNED> GPU_DEV void kda_prepare(const kda_args &a, const kda_chun
     gpu_sync();
 }
 
+// Norm, gate and int8 form of a token's outputs, whose gates have not been made.
+template <bool TUNED> GPU_DEV void kda_finish_row(const kda_args &a, const float *o, float r, size_t at) {
+    uint32_t amax = 0;
+    for (uint32_t d = gpu_lane(); d < a.dim; d += GPU_WAVE) {
+        float y = a.o_norm[d] * (o[d] * r) * k_sigmoid(a.g[at + d]);
+        a.out[at + d] = y;
+        amax = gpu_max_u32(amax, k_abs_bits(y));
+    }
+    if (!TUNED || !a.q) return;
+    const k_quant k = k_quant_of(gpu_wave_max_u32(amax));
+    KDA_ROLLED
+    for (uint32_t d = gpu_lane(); d < KDA_DIM; d += GPU_WAVE) // each lane reads what it wrote: registers are scarce
+        a.q[at + d] = (int8_t)k_quant_one(a.out[at + d], k);
+    if (gpu_lane() == 0) a.q_scales[at / KDA_DIM] = k.scale;
+}
+
 // Norm and gate of the recurrence's outputs, a wave a token.
 template <bool TUNED> GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0,
                                               uint32_t count) {
@@ -140,17 +225,25 @@ template <bool TUNED> GPU_DEV void kda_finish(const kda_args &a, const kda_chunk
         const float *o = c.o + t * a.dim;
         float r = k_rms_factor(k_wave_dot32(o, o, a.dim), a.dim, a.norm_eps);
         size_t at = ((size_t)(t0 + t) * a.heads + head) * a.dim;
-        uint32_t amax = 0;
-        for (uint32_t d = gpu_lane(); d < a.dim; d += GPU_WAVE) {
-            float y = a.o_norm[d] * (o[d] * r) * k_sigmoid(a.g[at + d]);
-            a.out[at + d] = y;
-            amax = gpu_max_u32(amax, k_abs_bits(y));
+        if (!TUNED || !KDA_WINDOWS) {
+            kda_finish_row<TUNED>(a, o, r, at);
+            continue;
         }
-        if (!TUNED || !a.q) continue;
+        const uint32_t d = gpu_lane() * 4;
+        const gpu_f4 norm = gpu_load_f4(a.o_norm + d), before = gpu_load_f4(o + d),
+                     gate = gpu_load_f4(c.gate + t * KDA_DIM + d);
+        gpu_f4 y;
+        uint32_t amax = 0;
+        GPU_UNROLL
+        for (int e = 0; e < 4; e++) {
+            y.v[e] = norm.v[e] * (before.v[e] * r) * gate.v[e];
+            amax = gpu_max_u32(amax, k_abs_bits(y.v[e]));
+        }
+        *(gpu_f4 *)(a.out + at + d) = y;
+        if (!a.q) continue;
         const k_quant k = k_quant_of(gpu_wave_max_u32(amax));
-        KDA_ROLLED
-        for (uint32_t d = gpu_lane(); d < KDA_DIM; d += GPU_WAVE) // each lane reads what it wrote: registers are scarce
-            a.q[at + d] = (int8_t)k_quant_one(a.out[at + d], k);
+        ((uint32_t *)(a.q + at))[gpu_lane()] =
+            k_pack4(k_quant_one(y.v[0], k), k_quant_one(y.v[1], k), k_quant_one(y.v[2], k), k_quant_one(y.v[3], k));
         if (gpu_lane() == 0) a.q_scales[(size_t)(t0 + t) * a.heads + head] = k.scale;
     }
 }
@@ -158,7 +251,8 @@ template <bool TUNED> GPU_DEV void kda_finish(const kda_args &a, const kda_chunk
 // ---------------------------------------------------------------- tuned form
 struct kda_tuned_shared {
     alignas(16) float q[KDA_CHUNK][4 * KDA_PLANE], k[KDA_CHUNK][4 * KDA_PLANE], alpha[KDA_CHUNK][4 * KDA_PLANE];
-    float v[KDA_CHUNK][KDA_DIM], o[KDA_CHUNK][KDA_DIM], beta[KDA_CHUNK];
+    alignas(16) float v[KDA_CHUNK][KDA_DIM], o[KDA_CHUNK][KDA_DIM], gate[KDA_CHUNK][KDA_DIM];
+    float beta[KDA_CHUNK];
 };
 static_assert(sizeof(kda_tuned_shared) <= 48 << 10, "shared memory");
 
@@ -207,7 +301,7 @@ GPU_DEV void kda_step(float (&s)[KDA_DIM / 4][KDA_COLUMNS], float *o, const floa
 GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 1) KDA_REGISTERS k_kda_tuned(kda_args a) {
     gpu_begin();
     GPU_SHARED(kda_tuned_shared, sh);
-    kda_chunk c = {sh.q[0], sh.k[0], sh.alpha[0], sh.v[0], sh.o[0], sh.beta, 4 * KDA_PLANE};
+    kda_chunk c = {sh.q[0], sh.k[0], sh.alpha[0], sh.v[0], sh.o[0], sh.gate[0], sh.beta, 4 * KDA_PLANE};
     uint32_t head = gpu_bx(), r = gpu_tid() % 4, column = gpu_tid() / 4 * KDA_COLUMNS;
     size_t state = ((size_t)head * KDA_DIM + r) * KDA_DIM + column; // of key r
     float s[KDA_DIM / 4][KDA_COLUMNS];
@@ -221,11 +315,12 @@ GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 1) KDA_REGISTERS k_kda_tuned(kda_args a) {
             kda_step(s, sh.o[t] + column, sh.q[t] + r * KDA_PLANE, sh.k[t] + r * KDA_PLANE, sh.alpha[t] + r * KDA_PLANE,
                      sh.v[t] + column, sh.beta[t]);
         kda_finish<true>(a, c, head, t0, count);
+        if (KDA_WINDOWS && t0 + count < a.n) gpu_sync(); // the next chunk's gates go where this one's are
     }
     GPU_UNROLL
     for (int j = 0; j < KDA_DIM / 4; j++)
         for (int i = 0; i < KDA_COLUMNS; i++) a.state_out[state + (size_t)j * 4 * KDA_DIM + (size_t)i] = s[j][i];
-    kda_store_history(a, head);
+    if (a.n == 0 || !KDA_WINDOWS) kda_store_history(a, head);
 }
 
 // ---------------------------------------------------------------- generic form
@@ -273,7 +368,7 @@ GPU_KERNEL GPU_BOUNDS(KDA_GENERIC_THREADS, 2) k_kda_generic(kda_args a, uint32_t
     gpu_begin();
     GPU_SHARED(kda_generic_shared, sh);
     uint32_t dim = a.dim, head = gpu_bx(), area = chunk * dim;
-    kda_chunk c = {sh.x, sh.x + area, sh.x + 2 * area, sh.x + 3 * area, sh.x + 4 * area, sh.beta, dim};
+    kda_chunk c = {sh.x, sh.x + area, sh.x + 2 * area, sh.x + 3 * area, sh.x + 4 * area, nullptr, sh.beta, dim};
     size_t state = (size_t)head * dim * dim;
     for (uint32_t t0 = 0; t0 < a.n; t0 += chunk) {
         uint32_t count = a.n - t0 < chunk ? a.n - t0 : chunk;
@@ -298,7 +393,7 @@ static inline bool kda_fits(uint32_t heads, uint32_t dim, uint32_t taps) {
 
 static inline void k_kda_range(gpuStream_t stream, const kda_args *args) {
     kda_args a = *args;
-    if (a.dim == KDA_DIM) {
+    if (a.dim == KDA_DIM && a.taps == KDA_TAPS) {
         GPU_LAUNCH_EARLY(k_kda_tuned, gpuDim3(a.heads), gpuDim3(KDA_THREADS), stream, a);
         return;
     }

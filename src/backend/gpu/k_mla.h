@@ -2,12 +2,12 @@
 // keys, their merge in ascending order, value product and gate.
 //
 // Work: a block of keys of one row gives (m, l, a[rank]) a head.  Split form (few rows): blocks of keys are independent
-//   work items that leave their parts in scratch, and k_mla_merge takes them in ascending order.  Fused form (many
-//   rows): a block of threads walks the key blocks of its row and merges as it goes.  Both compute the same operations
-//   in the same order.
+//   work items that leave their parts in scratch, and a merge takes them in ascending order.  Fused form (many rows): a
+//   block of threads walks the key blocks of its row and merges as it goes.  Both compute the same operations in the
+//   same order.
 // Scratch: mla_scratch_bytes(), pure, independent of the context: rows go in chunks of MLA_ROWS, key blocks in pieces.
-// Shapes: the tuned kernel (rank 512, extra 64, bf16 rows) holds 4 heads of a query in registers and meets each cached
-//   row with 16 heads; the generic one takes any shape, and f32 rows.
+// Shapes: the tuned form (rank 512, extra 64, bf16 rows) makes scores in one launch and weighted sums in another, each
+//   with 16 heads a block; the generic one takes any shape, and f32 rows.
 // Owns: nothing.  Bits: docs/numerics.md, section 4; the oracle is src/backend/cpu/cpu_mla.c.
 #pragma once
 #include "backend/gpu/k_common.h"
@@ -17,10 +17,13 @@
 #define MLA_ROWS 128 // rows that are worked on together
 #endif
 #ifndef MLA_PARTS
-#define MLA_PARTS 128 // (row, key block) items of a split launch; at least MLA_SPLIT_ROWS
+#define MLA_PARTS 128 // (row, key block) items of a split or tuned launch; at least MLA_ROWS
 #endif
 #ifndef MLA_LAUNCH_ITEMS
-#define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused launch, so that none is long; at least MLA_ROWS
+#define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused generic launch, so that none is long; at least MLA_ROWS
+#endif
+#ifndef MSB
+#define MSB 768
 #endif
 enum {
     MLA_KEYS = 256,      // keys of a block
@@ -30,15 +33,29 @@ enum {
     MLA_WIDTH = MLA_RANK + MLA_EXTRA, // the tuned shape
     MLA_HEADS = 16,                   // heads a tuned block serves
     MLA_THREADS = 256,
+    MLA_SCORE_BLOCKS = MSB, // of a launch of scores, when there is so much to do
     MLA_MAX_RANK = 8192
 };
 
 // Bounds of the kernels with many registers: 120 of them on AMD, where shared memory decides what is resident; 128 on
 // NVIDIA.
 #if GPU_HIP
-#define MLA_BOUNDS GPU_BOUNDS(MLA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
+#define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
+#define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
+#define MLA_SUM_LOOP     GPU_UNROLL_8
+#elif GPU_CUDA
+#ifndef MSU
+#define MSU 8
+#endif
+#define MLA_PRAGMA(x)    _Pragma(#x)
+#define MLA_UNROLL(n)    MLA_PRAGMA(unroll n)
+#define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 2)
+#define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 4)
+#define MLA_SUM_LOOP     MLA_UNROLL(MSU)
 #else
-#define MLA_BOUNDS GPU_BOUNDS(MLA_THREADS, 2)
+#define MLA_SUM_LOOP
+#define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 2)
+#define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 4)
 #endif
 
 // Shapes and meaning as ms_mla and ms_mla_io; every pointer is a device address.
@@ -65,6 +82,8 @@ typedef struct mla_chunk {
     uint32_t first, count;
     float *query;       // [count][heads][rank + extra]
     mla_sums run, part; // of rows; of (row, key block) items
+    float *m_out, *l_out; // of rows, where a fused launch leaves them
+    float *e;             // scores of items, tuned form: [MLA_PARTS][heads][MLA_KEYS]
     uint64_t block;     // first key block of a launch
     uint32_t blocks;    // key blocks of a launch
     uint32_t split;
@@ -99,14 +118,17 @@ GPU_DEV uint32_t mla_uniform(uint32_t x) {
 
 // ---------------------------------------------------------------- new cache rows: a block a row
 enum { MLA_ROW_THREADS = 128 };
-GPU_KERNEL GPU_BOUNDS(MLA_ROW_THREADS, 4) k_mla_rows(mla_args a) {
-    gpu_begin();
+GPU_DEV void mla_row(const mla_args &a, uint32_t row) {
     uint32_t width = mla_width(a);
-    const float *c = a.c + (size_t)gpu_bx() * width;
-    size_t at = ((size_t)a.position + gpu_bx()) * width;
+    const float *c = a.c + (size_t)row * width;
+    size_t at = ((size_t)a.position + row) * width;
     float r = k_rms_factor(k_wave_dot32(c, c, a.rank), a.rank, a.norm_eps); // every wave for itself
     for (uint32_t i = gpu_tid(); i < width; i += gpu_nt())
         mla_row_set(a, at + i, i < a.rank ? k_vector_get(a.kv_norm, i) * (c[i] * r) : c[i]);
+}
+GPU_KERNEL GPU_BOUNDS(MLA_ROW_THREADS, 4) k_mla_rows(mla_args a) {
+    gpu_begin();
+    mla_row(a, gpu_bx());
 }
 
 // ---------------------------------------------------------------- absorbed queries: a block for a head and ROWS rows
@@ -182,6 +204,62 @@ template <int ROWS> GPU_KERNEL MLA_BOUNDS k_mla_absorb(mla_args a, mla_chunk k) 
         for (uint32_t x = gpu_tid(); x < a.extra; x += gpu_nt())
             query[i * out_step + a.rank + x] = q[i * q_step + a.nope + x];
     }
+}
+
+// The same for few rows, a block for a head and a row: the weights are under way before the queries are there.
+enum { MLA_FEW_ROWS = 3, MLA_ABSORB_EACH = 16, MLA_ABSORB_STEP = 4 * MLA_ABSORB_EACH };
+struct mla_absorb_few_shared {
+    float part[8][K_BF16_BLOCK];
+};
+GPU_DEV void mla_absorb_fetch(gpu_u4 (&w)[MLA_ABSORB_EACH], const gpu_bf16 *weight, uint32_t rank, uint32_t first,
+                              uint32_t nope) {
+    GPU_UNROLL
+    for (uint32_t i = 0; i < MLA_ABSORB_EACH; i++)
+        if (first + 4 * i < nope) w[i] = gpu_load_u4(weight + (size_t)(first + 4 * i) * rank);
+}
+
+GPU_KERNEL MLA_BOUNDS k_mla_absorb_few(mla_args a, mla_chunk k) {
+    GPU_SHARED(mla_absorb_few_shared, sh);
+    gpu_release_next();
+    const uint32_t head = gpu_bx(), row = gpu_by(), wave = mla_uniform(gpu_wave()), lane = gpu_lane();
+    if (head == a.heads) { // the cache row
+        gpu_wait_previous();
+        mla_row(a, k.first + row);
+        return;
+    }
+    const size_t weight = (size_t)head * (a.nope + a.value);
+    const float *q = a.q + ((size_t)(k.first + row) * a.heads + head) * (a.nope + a.extra);
+    float *query = k.query + ((size_t)row * a.heads + head) * mla_width(a);
+    for (uint32_t first = 0; first < MLA_RANK; first += 2 * K_BF16_BLOCK) {
+        const gpu_bf16 *from = a.kv_b + weight * MLA_RANK + first + wave / 4 * K_BF16_BLOCK + lane * 8;
+        gpu_u4 w[MLA_ABSORB_EACH] = {};
+        mla_absorb_fetch(w, from, MLA_RANK, wave % 4, a.nope);
+        gpu_wait_previous();
+        float acc[8] = {};
+        GPU_ROLLED
+        for (uint32_t d = wave % 4; d < a.nope; d += MLA_ABSORB_STEP) {
+            GPU_UNROLL
+            for (uint32_t i = 0; i < MLA_ABSORB_EACH; i++) {
+                if (d + 4 * i >= a.nope) break;
+                const float y = q[d + 4 * i];
+                GPU_UNROLL
+                for (int t = 0; t < 4; t++) {
+                    acc[2 * t] = gpu_fma(y, gpu_as_f32(w[i].v[t] << 16), acc[2 * t]);
+                    acc[2 * t + 1] = gpu_fma(y, gpu_as_f32(w[i].v[t] & 0xffff0000u), acc[2 * t + 1]);
+                }
+            }
+            mla_absorb_fetch(w, from, MLA_RANK, d + MLA_ABSORB_STEP, a.nope);
+        }
+        gpu_sync();
+        GPU_UNROLL
+        for (int t = 0; t < 8; t++) sh.part[wave][t * 32 + (int)lane] = acc[t];
+        gpu_sync();
+        for (uint32_t col = gpu_tid(); col < 2 * K_BF16_BLOCK; col += MLA_THREADS) {
+            const uint32_t of = col / K_BF16_BLOCK * 4, at = col % K_BF16_BLOCK;
+            query[first + col] = k_sum4(sh.part[of][at], sh.part[of + 1][at], sh.part[of + 2][at], sh.part[of + 3][at]);
+        }
+    }
+    for (uint32_t x = gpu_tid(); x < a.extra; x += MLA_THREADS) query[MLA_RANK + x] = q[a.nope + x];
 }
 
 // ---------------------------------------------------------------- softmax of one block, by one wave
@@ -292,69 +370,55 @@ GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_attend_generic(mla_args a, m
     }
 }
 
-// ---------------------------------------------------------------- tuned form: a block for an item and 16 heads
+// ---------------------------------------------------------------- tuned form: scores
+// A block has 16 heads, a wave four of them, and some keys of an item, which come through shared memory; the next ones
+// are under way meanwhile.
 enum {
-    MLA_TILE = 16,                       // keys in shared memory
-    MLA_LANE_WORDS = MLA_WIDTH / 32 / 2, // a lane's 18 values of a row as pairs: the columns lane + 32 i
-    MLA_KEY_WORDS = 32 * MLA_LANE_WORDS,
-    MLA_E_STEP = MLA_HEADS + 4
+    MLA_TILE = 16, // keys in shared memory
+    MLA_SCORE_THREADS = 128,
+    MLA_LANE_DIMS = MLA_WIDTH / 32, // a lane's part of a row: the columns lane + 32 i
+    MLA_LEAST_KEYS = 32             // of a block
 };
-union mla_pair {
-    uint32_t both;
-    gpu_bf16 one[2];
+struct mla_score_shared {
+    alignas(16) gpu_bf16 tile[2][MLA_TILE][MLA_WIDTH];
 };
-struct mla_tuned_shared {
-    alignas(16) float e[MLA_KEYS][MLA_E_STEP];
-    union {
-        mla_pair tile[MLA_TILE][MLA_KEY_WORDS];
-        float part[8][2][K_BF16_BLOCK];
-    };
-    float m[MLA_HEADS], l[MLA_HEADS], f[MLA_HEADS], f_b[MLA_HEADS], m_b[MLA_HEADS], l_b[MLA_HEADS];
-};
-static_assert(sizeof(mla_tuned_shared) <= 48 << 10, "shared memory");
+static_assert(sizeof(mla_score_shared) <= 48 << 10, "shared memory");
 
 // Butterfly sums of 16 values a lane at once: lanes 2 i and 2 i + 1 get the sum of v[i].  Adds in the order of
 // gpu_wave_sum.
-GPU_DEV float mla_sum_transposed(float (&v)[16]) {
+template <int HALF> GPU_DEV void mla_sum_half(float (&v)[16]) {
+    const bool upper = (gpu_lane() & (2u * HALF)) != 0;
     GPU_UNROLL
-    for (int m = 16; m > 1; m >>= 1) {
-        bool upper = (gpu_lane() & (unsigned)m) != 0;
-        GPU_UNROLL
-        for (int i = 0; i < m / 2; i++) {
-            float a = v[i], b = v[i + m / 2]; // values first: a choice between places would be an index
-            v[i] = (upper ? b : a) + gpu_shfl_xor(upper ? a : b, m);
-        }
+    for (int i = 0; i < HALF; i++) {
+        const float a = v[i], b = v[i + HALF]; // values first: a choice between places would be an index
+        v[i] = (upper ? b : a) + gpu_shfl_xor(upper ? a : b, 2 * HALF);
     }
+}
+GPU_DEV float mla_sum_transposed(float (&v)[16]) {
+    mla_sum_half<8>(v);
+    mla_sum_half<4>(v);
+    mla_sum_half<2>(v);
+    mla_sum_half<1>(v);
     return v[0] + gpu_shfl_xor(v[0], 1);
 }
 
-// Rows [first, first + count) of the cache to shared memory, in the order in which dot32's lanes take them.
-GPU_DEV void mla_tile_load(mla_pair (*tile)[MLA_KEY_WORDS], const gpu_bf16 *rows, uint32_t count) {
-    for (uint32_t i = gpu_tid(); i < count * (MLA_WIDTH / 8); i += MLA_THREADS) {
-        uint32_t key = i / (MLA_WIDTH / 8), col = i % (MLA_WIDTH / 8) * 8;
-        gpu_u4 u = gpu_load_u4(rows + i * 8); // the rows follow each other
-        mla_pair *to = tile[key] + col % 32 * MLA_LANE_WORDS + col / 64;
-        GPU_UNROLL
-        for (uint32_t j = 0; j < 8; j++)
-            to[j * MLA_LANE_WORDS].one[col / 32 % 2] = (gpu_bf16)(u.v[j / 2] >> j % 2 * 16);
-    }
+GPU_DEV void mla_tile_copy(gpu_bf16 (*to)[MLA_WIDTH], const gpu_bf16 *rows, uint32_t count) {
+    for (uint32_t i = gpu_tid(); i < count * (MLA_WIDTH / 8); i += MLA_SCORE_THREADS)
+        gpu_copy16(to[0] + i * 8, rows + i * 8); // the rows follow each other
+    gpu_copy_batch();
 }
 
 // Scores of 4 heads and 4 keys of a tile: (head, key) = (i / 4, i % 4) in the lanes 2 i and 2 i + 1.
-GPU_DEV float mla_tile_scores(const float (&q)[4][2 * MLA_LANE_WORDS], const mla_pair (*tile)[MLA_KEY_WORDS]) {
+GPU_DEV float mla_tile_scores(const float (&q)[4][MLA_LANE_DIMS], const gpu_bf16 (*tile)[MLA_WIDTH]) {
     float acc[16];
     GPU_UNROLL
     for (int key = 0; key < 4; key++) {
-        const mla_pair *w = tile[key] + gpu_lane() * MLA_LANE_WORDS;
         float s[4] = {};
         GPU_UNROLL
-        for (int i = 0; i < MLA_LANE_WORDS; i++) {
-            uint32_t pair = w[i].both;
-            float lo = gpu_as_f32(pair << 16), hi = gpu_as_f32(pair & 0xffff0000u);
+        for (int i = 0; i < MLA_LANE_DIMS; i++) {
+            const float x = gpu_bf16_f32(tile[key][(int)gpu_lane() + 32 * i]);
             GPU_UNROLL
-            for (int h = 0; h < 4; h++) s[h] = gpu_fma(q[h][2 * i], lo, s[h]);
-            GPU_UNROLL
-            for (int h = 0; h < 4; h++) s[h] = gpu_fma(q[h][2 * i + 1], hi, s[h]);
+            for (int h = 0; h < 4; h++) s[h] = gpu_fma(q[h][i], x, s[h]);
         }
         GPU_UNROLL
         for (int h = 0; h < 4; h++) acc[h * 4 + key] = s[h];
@@ -362,44 +426,113 @@ GPU_DEV float mla_tile_scores(const float (&q)[4][2 * MLA_LANE_WORDS], const mla
     return mla_sum_transposed(acc);
 }
 
-// Scores of a key block to sh.e.  Waves: 4 groups of 4 heads, 2 halves of a tile.  The query is read again for each
-// block: its registers are needed for the sums.
-GPU_DEV void mla_block_scores(mla_tuned_shared &sh, const float *query, uint32_t heads, const gpu_bf16 *rows,
-                              uint32_t count, float scale) {
-    uint32_t wave = mla_uniform(gpu_wave()), head0 = wave % 4 * 4, head = head0 + gpu_lane() / 8;
-    float q[4][2 * MLA_LANE_WORDS];
+// Grid: groups of heads times parts of a key block, items.
+GPU_KERNEL MLA_SCORE_BOUNDS k_mla_scores(mla_args a, mla_chunk k, uint32_t parts) {
+    gpu_begin();
+    GPU_SHARED(mla_score_shared, sh);
+    const uint32_t item = gpu_by(), wave = mla_uniform(gpu_wave()), head0 = gpu_bx() / parts * MLA_HEADS + wave * 4;
+    const uint32_t row = item / k.blocks, each = MLA_KEYS / parts, first = gpu_bx() % parts * each;
+    const uint64_t keys = mla_keys(a, k, row), start = (k.block + item % k.blocks) * MLA_KEYS + first;
+    if (start >= keys) return; // the whole block
+    const uint32_t count = keys - start < each ? (uint32_t)(keys - start) : each;
+    const gpu_bf16 *rows = (const gpu_bf16 *)a.rows + (size_t)start * MLA_WIDTH;
+    mla_tile_copy(sh.tile[0], rows, count < MLA_TILE ? count : (uint32_t)MLA_TILE);
+    float q[4][MLA_LANE_DIMS];
     GPU_UNROLL
     for (uint32_t h = 0; h < 4; h++) {
-        const float *from = query + (size_t)(head0 + h < heads ? head0 + h : 0) * MLA_WIDTH;
+        const uint32_t head = head0 + h < a.heads ? head0 + h : a.heads - 1;
+        const float *from = k.query + ((size_t)row * a.heads + head) * MLA_WIDTH;
         GPU_UNROLL
-        for (int i = 0; i < 2 * MLA_LANE_WORDS; i++) q[h][i] = from[(int)gpu_lane() + 32 * i];
+        for (int i = 0; i < MLA_LANE_DIMS; i++) q[h][i] = from[(int)gpu_lane() + 32 * i];
     }
-    for (uint32_t first = 0; first < count; first += MLA_TILE) {
-        uint32_t tile = count - first < MLA_TILE ? count - first : (uint32_t)MLA_TILE;
-        gpu_sync();
-        mla_tile_load(sh.tile, rows + (size_t)first * MLA_WIDTH, tile);
-        gpu_sync();
-        for (uint32_t key = wave / 4 * 8, end = key + 8; key < end; key += 4) {
-            float s = mla_tile_scores(q, sh.tile + key) * scale;
-            uint32_t at = key + gpu_lane() / 2 % 4;
-            if (at < tile && gpu_lane() % 2 == 0) sh.e[first + at][head] = s;
+    const uint32_t head = head0 + gpu_lane() / 8;
+    float *e = k.e + ((size_t)item * a.heads + head) * MLA_KEYS + first;
+    GPU_ROLLED
+    for (uint32_t t = 0; t < count; t += MLA_TILE) {
+        const uint32_t next = t + MLA_TILE, buffer = t / MLA_TILE % 2;
+        gpu_copy_wait<0>();
+        gpu_sync(); // this tile is there for all, and all are through with the one before
+        if (next < count)
+            mla_tile_copy(sh.tile[buffer ^ 1], rows + (size_t)next * MLA_WIDTH,
+                          count - next < MLA_TILE ? count - next : (uint32_t)MLA_TILE);
+        GPU_ROLLED
+        for (uint32_t key = 0; key < MLA_TILE; key += 4) {
+            const float s = mla_tile_scores(q, sh.tile[buffer] + key) * a.scale;
+            const uint32_t at = t + key + gpu_lane() / 2 % 4;
+            if (at < count && gpu_lane() % 2 == 0 && head < a.heads) e[at] = s;
         }
     }
-    gpu_sync();
 }
 
-// Weighted sums of 256 columns of a key block for 8 heads: the keys i with i % 4 == wave % 4, 8 columns a lane.
-GPU_DEV void mla_block_sums(float (&acc)[8][8], const mla_tuned_shared &sh, const gpu_bf16 *rows, uint32_t count) {
-    uint32_t wave = mla_uniform(gpu_wave()), head = wave / 4 * 8;
+// ---------------------------------------------------------------- tuned form: softmax and weighted sums
+// A block has 16 heads and a slice of the columns.  A wave sums the keys i with i % 4 == wave % 4 for 8 heads, MLA_COLS
+// columns a lane; what the waves have is put together for MLA_PASS of their heads at a time.
+#ifndef MLA_COLS
+#define MLA_COLS 4
+#endif
+enum {
+    MLA_SLICE = GPU_WAVE * MLA_COLS,
+    MLA_SLICES = MLA_RANK / MLA_SLICE,
+    MLA_E_STEP = MLA_HEADS + 4,
+    MLA_EACH = MLA_HEADS / 2,
+    MLA_PASS = 32 / MLA_COLS,
+    MLA_PASS_OUT = 2 * MLA_PASS * MLA_SLICE / MLA_THREADS // outputs of a thread
+};
+struct mla_sum_shared {
+    union {
+        alignas(16) float e[MLA_KEYS][MLA_E_STEP];
+        alignas(16) float part[8][MLA_PASS][MLA_SLICE];
+    };
+    float m[MLA_HEADS], l[MLA_HEADS], f[MLA_HEADS], f_b[MLA_HEADS], m_b[MLA_HEADS], l_b[MLA_HEADS];
+};
+static_assert(sizeof(mla_sum_shared) <= 48 << 10, "shared memory");
+
+// A head's scores of a block, by one wave: to sh.e as exp(score - m), with m and l.
+GPU_DEV void mla_head_softmax(mla_sum_shared &sh, uint32_t h, const float *scores, uint32_t count) {
+    float x[MLA_KEYS / GPU_WAVE], m = gpu_as_f32(0xff800000u), l = 0.0f;
+    GPU_UNROLL
+    for (uint32_t j = 0; j < MLA_KEYS / GPU_WAVE; j++) {
+        const uint32_t i = gpu_lane() + j * GPU_WAVE;
+        x[j] = i < count ? scores[i] : gpu_as_f32(0xff800000u);
+    }
+    GPU_UNROLL
+    for (uint32_t j = 0; j < MLA_KEYS / GPU_WAVE; j++) m = x[j] > m ? x[j] : m;
+    m = gpu_wave_max(m);
+    GPU_UNROLL
+    for (uint32_t j = 0; j < MLA_KEYS / GPU_WAVE; j++) {
+        const uint32_t i = gpu_lane() + j * GPU_WAVE;
+        if (i >= count) continue;
+        const float e = k_exp(x[j] - m);
+        sh.e[i][h] = e;
+        l = l + e;
+    }
+    l = gpu_wave_sum(l);
+    if (gpu_lane() == 0) {
+        sh.m_b[h] = m;
+        sh.l_b[h] = l;
+    }
+}
+
+GPU_DEV void mla_slice_sums(float (&acc)[MLA_EACH][MLA_COLS], const mla_sum_shared &sh, const gpu_bf16 *rows,
+                            uint32_t count) {
+    const uint32_t wave = mla_uniform(gpu_wave()), head = wave / 4 * MLA_EACH;
+    MLA_SUM_LOOP
     for (uint32_t i = wave % 4; i < count; i += 4) {
-        gpu_u4 u = gpu_load_u4(rows + (i * MLA_WIDTH + gpu_lane() * 8));
-        gpu_f4 e0 = gpu_load_f4(&sh.e[i][head]), e1 = gpu_load_f4(&sh.e[i][head + 4]);
+        const gpu_bf16 *from = rows + (size_t)i * MLA_WIDTH + gpu_lane() * MLA_COLS;
+        uint32_t u[MLA_COLS / 2];
         GPU_UNROLL
-        for (int t = 0; t < 4; t++) {
-            float lo = gpu_as_f32(u.v[t] << 16), hi = gpu_as_f32(u.v[t] & 0xffff0000u);
+        for (int t = 0; t < MLA_COLS / 2; t += 2) {
+            const gpu_u2 two = gpu_load_u2(from + 2 * t);
+            u[t] = two.v[0];
+            u[t + 1] = two.v[1];
+        }
+        const gpu_f4 e0 = gpu_load_f4(&sh.e[i][head]), e1 = gpu_load_f4(&sh.e[i][head + 4]);
+        GPU_UNROLL
+        for (int t = 0; t < MLA_COLS / 2; t++) {
+            const float lo = gpu_as_f32(u[t] << 16), hi = gpu_as_f32(u[t] & 0xffff0000u);
             GPU_UNROLL
-            for (int h = 0; h < 8; h++) {
-                float e = h < 4 ? e0.v[h % 4] : e1.v[h % 4];
+            for (int h = 0; h < MLA_EACH; h++) {
+                const float e = h < 4 ? e0.v[h % 4] : e1.v[h % 4];
                 acc[h][2 * t] = gpu_fma(e, lo, acc[h][2 * t]);
                 acc[h][2 * t + 1] = gpu_fma(e, hi, acc[h][2 * t + 1]);
             }
@@ -407,36 +540,47 @@ GPU_DEV void mla_block_sums(float (&acc)[8][8], const mla_tuned_shared &sh, cons
     }
 }
 
-GPU_KERNEL MLA_BOUNDS k_mla_attend_tuned(mla_args a, mla_chunk k) {
+// Output i of this thread in a pass: head mla_out_head() of the 16, column gpu_tid() % MLA_SLICE of the slice.
+GPU_DEV uint32_t mla_out_head(uint32_t pass, uint32_t i) {
+    const uint32_t n = gpu_tid() / MLA_SLICE + i * (MLA_THREADS / MLA_SLICE); // of 2 * MLA_PASS
+    return n / MLA_PASS * MLA_EACH + pass * MLA_PASS + n % MLA_PASS;
+}
+
+// Grid: groups of heads times slices; items (split) or rows.
+GPU_KERNEL MLA_BOUNDS k_mla_sums(mla_args a, mla_chunk k) {
+    enum { PASSES = MLA_EACH / MLA_PASS };
     gpu_begin();
-    GPU_SHARED(mla_tuned_shared, sh);
-    uint32_t head0 = gpu_bx() * MLA_HEADS, heads = a.heads - head0 < MLA_HEADS ? a.heads - head0 : (uint32_t)MLA_HEADS;
-    mla_range_of range = mla_range_here(a, k, gpu_by());
-    if (range.first >= range.last) return; // the whole block
-    size_t to = (size_t)(k.split ? gpu_by() : range.row) * a.heads + head0;
-    mla_sums out = k.split ? k.part : k.run;
-    const float *query = k.query + ((size_t)range.row * a.heads + head0) * MLA_WIDTH;
-    if (!k.split && k.block != 0 && gpu_tid() < heads) {
-        sh.m[gpu_tid()] = out.m[to + gpu_tid()];
-        sh.l[gpu_tid()] = out.l[to + gpu_tid()];
+    GPU_SHARED(mla_sum_shared, sh);
+    const uint32_t head0 = gpu_bx() / MLA_SLICES * MLA_HEADS, slice = gpu_bx() % MLA_SLICES * MLA_SLICE;
+    const uint32_t heads = a.heads - head0 < MLA_HEADS ? a.heads - head0 : (uint32_t)MLA_HEADS;
+    const mla_range_of range = mla_range_here(a, k, gpu_by());
+    if (k.split && range.first >= range.last) return; // the whole block
+    const size_t to = (size_t)(k.split ? gpu_by() : range.row) * a.heads + head0;
+    const uint32_t col = gpu_tid() % MLA_SLICE;
+    const mla_sums out = k.split ? k.part : k.run;
+    float run[PASSES][MLA_PASS_OUT] = {}, *sums = out.a + to * MLA_RANK + slice + col;
+    if (!k.split && k.block != 0) {
+        if (gpu_tid() < heads) {
+            sh.m[gpu_tid()] = out.m[to + gpu_tid()];
+            sh.l[gpu_tid()] = out.l[to + gpu_tid()];
+        }
+        GPU_UNROLL
+        for (uint32_t n = 0; n < PASSES * MLA_PASS_OUT; n++) {
+            const uint32_t h = mla_out_head(n / MLA_PASS_OUT, n % MLA_PASS_OUT);
+            if (h < heads) run[n / MLA_PASS_OUT][n % MLA_PASS_OUT] = sums[h * MLA_RANK];
+        }
     }
     for (uint64_t b = range.first; b < range.last; b++) {
-        uint64_t left = mla_keys(a, k, range.row) - b * MLA_KEYS;
-        uint32_t count = left < MLA_KEYS ? (uint32_t)left : (uint32_t)MLA_KEYS;
-        const gpu_bf16 *rows = (const gpu_bf16 *)a.rows + (size_t)b * MLA_KEYS * MLA_WIDTH;
-        mla_block_scores(sh, query, heads, rows, count, a.scale);
-        for (uint32_t h = gpu_wave(); h < MLA_HEADS; h += MLA_THREADS / GPU_WAVE) {
-            float m, l;
-            mla_softmax(&sh.e[0][h], MLA_E_STEP, count, &m, &l);
-            if (gpu_lane() == 0) {
-                sh.m_b[h] = m;
-                sh.l_b[h] = l;
-            }
-        }
+        const uint64_t left = mla_keys(a, k, range.row) - b * MLA_KEYS;
+        const uint32_t count = left < MLA_KEYS ? (uint32_t)left : (uint32_t)MLA_KEYS;
+        const size_t item = k.split ? gpu_by() : (size_t)range.row * k.blocks + (b - k.block);
+        const bool fresh = k.split || b == 0;
         gpu_sync();
-        bool fresh = k.split || b == 0;
+        for (uint32_t h = gpu_wave(); h < heads; h += MLA_THREADS / GPU_WAVE)
+            mla_head_softmax(sh, h, k.e + (item * a.heads + head0 + h) * MLA_KEYS, count);
+        gpu_sync();
         if (gpu_tid() < heads) {
-            uint32_t h = gpu_tid();
+            const uint32_t h = gpu_tid();
             mla_step s = {sh.m_b[h], sh.l_b[h], 0.0f, 0.0f};
             if (!fresh) s = mla_merge(sh.m[h], sh.l[h], sh.m_b[h], sh.l_b[h]);
             sh.m[h] = s.m;
@@ -444,67 +588,122 @@ GPU_KERNEL MLA_BOUNDS k_mla_attend_tuned(mla_args a, mla_chunk k) {
             sh.f[h] = s.f;
             sh.f_b[h] = s.f_b;
         }
-        for (uint32_t col0 = 0; col0 < MLA_RANK; col0 += K_BF16_BLOCK) {
-            float acc[8][8] = {};
-            mla_block_sums(acc, sh, rows + col0, count);
+        float acc[MLA_EACH][MLA_COLS] = {};
+        mla_slice_sums(acc, sh, (const gpu_bf16 *)a.rows + (size_t)b * MLA_KEYS * MLA_WIDTH + slice, count);
+        GPU_UNROLL
+        for (uint32_t pass = 0; pass < PASSES; pass++) {
+            gpu_sync();
             GPU_UNROLL
-            for (uint32_t h = 0; h < 8; h += 2) { // two heads of each half of the waves
-                gpu_sync();
-                GPU_UNROLL
-                for (uint32_t i = 0; i < 2; i++) {
-                    GPU_UNROLL
-                    for (uint32_t t = 0; t < 8; t++) sh.part[gpu_wave()][i][gpu_lane() * 8 + t] = acc[h + i][t];
-                }
-                gpu_sync();
-                GPU_UNROLL
-                for (uint32_t i = 0; i < 4; i++) {
-                    uint32_t wave = i / 2 * 4, head = i / 2 * 8 + h + i % 2, col = gpu_tid();
-                    if (head >= heads) continue;
-                    float sum = k_sum4(sh.part[wave][i % 2][col], sh.part[wave + 1][i % 2][col],
-                                       sh.part[wave + 2][i % 2][col], sh.part[wave + 3][i % 2][col]);
-                    float *at = out.a + (to + head) * MLA_RANK + col0 + col;
-                    *at = fresh ? sum : gpu_fma(*at, sh.f[head], sum * sh.f_b[head]);
-                }
+            for (uint32_t n = 0; n < MLA_PASS * MLA_COLS; n += 4) {
+                const float *x = &acc[pass * MLA_PASS + n / MLA_COLS][n % MLA_COLS];
+                gpu_f4 y = {{x[0], x[1], x[2], x[3]}};
+                *(gpu_f4 *)&sh.part[gpu_wave()][n / MLA_COLS][gpu_lane() * MLA_COLS + n % MLA_COLS] = y;
+            }
+            gpu_sync();
+            GPU_UNROLL
+            for (uint32_t i = 0; i < MLA_PASS_OUT; i++) {
+                const uint32_t h = mla_out_head(pass, i), w = h / MLA_EACH * 4, of = h % MLA_PASS;
+                if (h >= heads) continue;
+                const float sum =
+                    k_sum4(sh.part[w][of][col], sh.part[w + 1][of][col], sh.part[w + 2][of][col], sh.part[w + 3][of][col]);
+                run[pass][i] = fresh ? sum : gpu_fma(run[pass][i], sh.f[h], sum * sh.f_b[h]);
             }
         }
     }
-    if (gpu_tid() < heads) {
-        out.m[to + gpu_tid()] = sh.m[gpu_tid()];
-        out.l[to + gpu_tid()] = sh.l[gpu_tid()];
+    GPU_UNROLL
+    for (uint32_t n = 0; n < PASSES * MLA_PASS_OUT; n++) {
+        const uint32_t h = mla_out_head(n / MLA_PASS_OUT, n % MLA_PASS_OUT);
+        if (h < heads) sums[h * MLA_RANK] = run[n / MLA_PASS_OUT][n % MLA_PASS_OUT];
+    }
+    if (slice == 0 && gpu_tid() < heads) {
+        (k.split ? out.m : k.m_out)[to + gpu_tid()] = sh.m[gpu_tid()];
+        (k.split ? out.l : k.l_out)[to + gpu_tid()] = sh.l[gpu_tid()];
     }
 }
 
 // ---------------------------------------------------------------- split form: parts into the running sums
-// A block for a head and a row.
-struct mla_merge_shared {
-    float m, l, f[MLA_PARTS], f_b[MLA_PARTS];
+struct mla_factors {
+    float m, l, f[MLA_PARTS], f_b[MLA_PARTS], l_b[MLA_PARTS];
 };
-GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_merge(mla_args a, mla_chunk k) {
-    gpu_begin();
-    GPU_SHARED(mla_merge_shared, sh);
-    uint32_t head = gpu_bx(), row = gpu_by(), count = k.blocks;
-    uint64_t all = (mla_keys(a, k, row) + MLA_KEYS - 1) / MLA_KEYS;
-    if (k.block >= all) return; // the whole block
-    if (count > all - k.block) count = (uint32_t)(all - k.block);
-    size_t to = (size_t)row * a.heads + head, part = (size_t)row * k.blocks * a.heads + head; // of the first part
-    bool fresh = k.block == 0;
-    if (gpu_tid() == 0) {
-        mla_step s = {fresh ? k.part.m[part] : k.run.m[to], fresh ? k.part.l[part] : k.run.l[to], 0.0f, 0.0f};
-        for (uint32_t b = fresh ? 1 : 0; b < count; b++) {
-            s = mla_merge(s.m, s.l, k.part.m[part + (size_t)b * a.heads], k.part.l[part + (size_t)b * a.heads]);
-            sh.f[b] = s.f;
-            sh.f_b[b] = s.f_b;
+
+// Wave 0 makes the factors of `count` parts and the running m and l: the maxima by a scan, so that what takes time is
+// done for all parts at once.  The parts are `step` apart.
+GPU_DEV void mla_factors_of(mla_factors &sh, const float *m, const float *l, uint32_t step, uint32_t count, bool fresh,
+                            float m_run, float l_run) {
+    if (gpu_wave() == 0) {
+        float before = m_run; // the maximum of all parts before these 32; there is none when fresh
+        for (uint32_t first = 0; first < count; first += GPU_WAVE) {
+            const uint32_t b = first + gpu_lane();
+            const float m_b = b < count ? m[(size_t)b * step] : gpu_as_f32(0xff800000u);
+            const float l_b = b < count ? l[(size_t)b * step] : 0.0f;
+            float top = m_b;
+            GPU_UNROLL
+            for (uint32_t d = 1; d < GPU_WAVE; d <<= 1) {
+                const float o = gpu_as_f32(gpu_shfl(gpu_as_u32(top), (int)(gpu_lane() - d)));
+                if (gpu_lane() >= d) top = o > top ? o : top;
+            }
+            const bool first_of_all = fresh && first == 0;
+            float past = gpu_as_f32(gpu_shfl(gpu_as_u32(top), (int)(gpu_lane() - 1)));
+            if (!first_of_all) top = before > top ? before : top;
+            if (gpu_lane() == 0)
+                past = before;
+            else if (!first_of_all)
+                past = before > past ? before : past;
+            if (b < count) {
+                const float f_b = k_exp(m_b - top);
+                sh.f[b] = k_exp(past - top);
+                sh.f_b[b] = f_b;
+                sh.l_b[b] = first_of_all && b == 0 ? l_b : l_b * f_b;
+            }
+            const uint32_t last = count - first < GPU_WAVE ? count - first - 1 : (uint32_t)GPU_WAVE - 1;
+            before = gpu_as_f32(gpu_shfl(gpu_as_u32(top), (int)last));
         }
-        k.run.m[to] = s.m;
-        k.run.l[to] = s.l;
+        if (gpu_lane() == 0) sh.m = before;
     }
     gpu_sync();
-    size_t step = (size_t)a.heads * a.rank;
+    if (gpu_tid() == 0) {
+        float sum = fresh ? sh.l_b[0] : l_run;
+        GPU_UNROLL_8
+        for (uint32_t b = fresh ? 1 : 0; b < count; b++) sum = gpu_fma(sum, sh.f[b], sh.l_b[b]);
+        sh.l = sum;
+    }
+}
+
+// A column of the parts, which are `step` apart, into the running sum.
+GPU_DEV float mla_merge_column(const mla_factors &sh, float sum, const float *from, size_t step, uint32_t count,
+                               bool fresh) {
+    if (fresh) sum = from[0];
+    GPU_UNROLL_8
+    for (uint32_t b = fresh ? 1 : 0; b < count; b++) sum = gpu_fma(sum, sh.f[b], from[b * step] * sh.f_b[b]);
+    return sum;
+}
+
+// Parts of a row that are there.
+GPU_DEV uint32_t mla_parts_of(const mla_args &a, const mla_chunk &k, uint32_t row) {
+    const uint64_t all = (mla_keys(a, k, row) + MLA_KEYS - 1) / MLA_KEYS;
+    if (k.block >= all) return 0;
+    return k.blocks < all - k.block ? k.blocks : (uint32_t)(all - k.block);
+}
+
+// A block for a head and a row.
+GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_merge(mla_args a, mla_chunk k) {
+    gpu_begin();
+    GPU_SHARED(mla_factors, sh);
+    const uint32_t head = gpu_bx(), row = gpu_by(), count = mla_parts_of(a, k, row);
+    if (!count) return; // the whole block
+    const size_t to = (size_t)row * a.heads + head, part = (size_t)row * k.blocks * a.heads + head; // of the first part
+    const bool fresh = k.block == 0;
+    mla_factors_of(sh, k.part.m + part, k.part.l + part, a.heads, count, fresh, fresh ? 0.0f : k.run.m[to],
+                   fresh ? 0.0f : k.run.l[to]);
+    gpu_sync();
+    if (gpu_tid() == 0) {
+        k.run.m[to] = sh.m;
+        k.run.l[to] = sh.l;
+    }
     for (uint32_t col = gpu_tid(); col < a.rank; col += gpu_nt()) {
-        const float *from = k.part.a + part * a.rank + col;
-        float *at = k.run.a + to * a.rank + col, sum = fresh ? from[0] : *at;
-        for (uint32_t b = fresh ? 1 : 0; b < count; b++) sum = gpu_fma(sum, sh.f[b], from[b * step] * sh.f_b[b]);
-        *at = sum;
+        float *at = k.run.a + to * a.rank + col;
+        *at = mla_merge_column(sh, fresh ? 0.0f : *at, k.part.a + part * a.rank + col, (size_t)a.heads * a.rank, count,
+                               fresh);
     }
 }
 
@@ -537,8 +736,72 @@ GPU_KERNEL GPU_BOUNDS(MLA_THREADS, 2) k_mla_value(mla_args a, mla_chunk k, uint3
     }
 }
 
+// The same for a row of the split form, with the merge of its last parts: a block for a head, a row and MLA_FINISH_ROWS
+// values, whose weights are under way before the parts are there.
+enum { MLA_FINISH_EACH = 8, MLA_FINISH_ROWS = MLA_THREADS / GPU_WAVE * MLA_FINISH_EACH };
+struct mla_finish_shared {
+    mla_factors factors;
+    float lat[MLA_RANK];
+};
+GPU_KERNEL MLA_BOUNDS k_mla_finish(mla_args a, mla_chunk k) {
+    enum { BLOCKS = MLA_RANK / K_BF16_BLOCK };
+    GPU_SHARED(mla_finish_shared, sh);
+    gpu_release_next();
+    const uint32_t head = gpu_bx() % a.heads, row = gpu_by(), lane = gpu_lane();
+    const uint32_t j0 = gpu_bx() / a.heads * MLA_FINISH_ROWS + mla_uniform(gpu_wave()) * MLA_FINISH_EACH;
+    const gpu_bf16 *weight = a.kv_b + ((size_t)head * (a.nope + a.value) + a.nope) * MLA_RANK + lane * 8;
+    gpu_u4 w[MLA_FINISH_EACH][BLOCKS] = {};
+    GPU_UNROLL
+    for (uint32_t i = 0; i < MLA_FINISH_EACH; i++) {
+        GPU_UNROLL
+        for (uint32_t b = 0; b < BLOCKS; b++)
+            if (j0 + i < a.value) w[i][b] = gpu_load_u4(weight + (size_t)(j0 + i) * MLA_RANK + b * K_BF16_BLOCK);
+    }
+    gpu_wait_previous();
+    const uint32_t count = mla_parts_of(a, k, row);
+    const size_t at = (size_t)row * a.heads + head, part = (size_t)row * k.blocks * a.heads + head;
+    const size_t out = ((size_t)(k.first + row) * a.heads + head) * a.value;
+    const bool fresh = k.block == 0;
+    const uint32_t mine = j0 + lane % MLA_FINISH_EACH;
+    const float gate = mine < a.value ? a.gate[out + mine] : 0.0f;
+    if (count)
+        mla_factors_of(sh.factors, k.part.m + part, k.part.l + part, a.heads, count, fresh, fresh ? 0.0f : k.run.m[at],
+                       fresh ? 0.0f : k.run.l[at]);
+    float sum[MLA_RANK / MLA_THREADS];
+    GPU_UNROLL
+    for (uint32_t i = 0; i < MLA_RANK / MLA_THREADS; i++) {
+        const uint32_t col = gpu_tid() + i * MLA_THREADS;
+        const float before = fresh ? 0.0f : k.run.a[at * MLA_RANK + col];
+        sum[i] = mla_merge_column(sh.factors, before, k.part.a + part * MLA_RANK + col, (size_t)a.heads * MLA_RANK,
+                                  count, fresh && count);
+    }
+    if (!count && gpu_tid() == 0) sh.factors.l = k.run.l[at];
+    gpu_sync();
+    GPU_UNROLL
+    for (uint32_t i = 0; i < MLA_RANK / MLA_THREADS; i++) sh.lat[gpu_tid() + i * MLA_THREADS] = sum[i] / sh.factors.l;
+    gpu_sync();
+    float o = 0.0f; // of value j0 + lane % 8
+    GPU_UNROLL
+    for (uint32_t i = 0; i < MLA_FINISH_EACH; i++) {
+        float s = 0.0f;
+        GPU_UNROLL
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            const float *v = sh.lat + b * K_BF16_BLOCK + lane;
+            GPU_UNROLL
+            for (int t = 0; t < 4; t++) {
+                s = gpu_fma(v[64 * t], gpu_as_f32(w[i][b].v[t] << 16), s);
+                s = gpu_fma(v[64 * t + 32], gpu_as_f32(w[i][b].v[t] & 0xffff0000u), s);
+            }
+        }
+        s = gpu_wave_sum(s);
+        if (lane == i) o = s;
+    }
+    if (lane < MLA_FINISH_EACH && mine < a.value) a.out[out + mine] = o * k_sigmoid(gate);
+}
+
 // ---------------------------------------------------------------- host
-static_assert(MLA_PARTS >= MLA_SPLIT_ROWS && MLA_LAUNCH_ITEMS >= MLA_ROWS, "a launch takes a key block of every row");
+static_assert(MLA_PARTS >= MLA_SPLIT_ROWS && MLA_PARTS >= MLA_ROWS && MLA_LAUNCH_ITEMS >= MLA_ROWS,
+              "a launch takes a key block of every row");
 
 static inline bool mla_fits(uint32_t heads, uint32_t extra, uint32_t rank) {
     return heads >= 1 && rank >= 1 && rank <= MLA_MAX_RANK && extra <= MLA_MAX_RANK && heads <= 1u << 16;
@@ -547,10 +810,11 @@ static inline bool mla_fits(uint32_t heads, uint32_t extra, uint32_t rank) {
 // Bytes for ranges of at most `rows` rows of a shape that fits.
 static inline uint64_t mla_scratch_bytes(uint32_t rows, uint32_t heads, uint32_t extra, uint32_t rank) {
     uint64_t chunk = rows < MLA_ROWS ? rows : MLA_ROWS, sums = (uint64_t)heads * (rank + 2);
-    return 4 * (chunk * heads * ((uint64_t)rank + extra) + (chunk + MLA_PARTS) * sums);
+    uint64_t scores = rank == MLA_RANK && extra == MLA_EXTRA ? (uint64_t)MLA_PARTS * heads * MLA_KEYS : 0;
+    return 4 * (chunk * heads * ((uint64_t)rank + extra) + (chunk + MLA_PARTS) * sums + 2 * chunk * heads + scores);
 }
 
-// Scratch order: query, then m, l, a of the rows, then m, l, a of the parts.
+// Scratch order: query, then a of the rows and of the parts, m and l of both, m and l of the rows again, scores.
 static inline mla_chunk mla_chunk_of(const mla_args *a, uint32_t first) {
     mla_chunk k = {};
     size_t rows = a->n < MLA_ROWS ? a->n : MLA_ROWS;
@@ -563,6 +827,9 @@ static inline mla_chunk mla_chunk_of(const mla_args *a, uint32_t first) {
     k.run.l = k.run.m + rows * a->heads;
     k.part.m = k.run.l + rows * a->heads;
     k.part.l = k.part.m + (size_t)MLA_PARTS * a->heads;
+    k.m_out = k.part.l + (size_t)MLA_PARTS * a->heads;
+    k.l_out = k.m_out + rows * a->heads;
+    k.e = k.l_out + rows * a->heads;
     return k;
 }
 
@@ -570,34 +837,62 @@ static inline bool mla_tuned(const mla_args *a) {
     return a->rows_bf16 && a->rank == MLA_RANK && a->extra == MLA_EXTRA && (uintptr_t)a->rows % 16 == 0;
 }
 
+// Key blocks of a launch into parts (split) or the running sums.
 static inline void mla_attend(gpuStream_t stream, const mla_args *args, const mla_chunk *chunk) {
     mla_args a = *args;
     mla_chunk k = *chunk;
-    uint32_t items = k.split ? k.count * k.blocks : k.count;
-    if (mla_tuned(args))
-        GPU_LAUNCH_EARLY(k_mla_attend_tuned, gpuDim3(k_ceil_div(a.heads, MLA_HEADS), items), gpuDim3(MLA_THREADS),
-                         stream, a, k);
-    else
+    const uint32_t items = k.split ? k.count * k.blocks : k.count;
+    if (!mla_tuned(args)) {
         GPU_LAUNCH_EARLY(k_mla_attend_generic, gpuDim3(a.heads, items), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
+        return;
+    }
+    const uint32_t groups = k_ceil_div(a.heads, MLA_HEADS), all = k.count * k.blocks;
+    uint32_t parts = 1; // as many as fill a device
+    while (parts < MLA_KEYS / MLA_LEAST_KEYS && groups * all * parts < MLA_SCORE_BLOCKS) parts *= 2;
+    GPU_LAUNCH_EARLY(k_mla_scores, gpuDim3(groups * parts, all), gpuDim3(MLA_SCORE_THREADS), stream, a, k, parts);
+    GPU_LAUNCH_EARLY(k_mla_sums, gpuDim3(groups * MLA_SLICES, items), gpuDim3(MLA_THREADS), stream, a, k);
 }
 
-// Attention of a chunk: every key block of its rows, ascending, into k.run.
-static inline void mla_attend_all(gpuStream_t stream, const mla_args *args, mla_chunk k) {
-    mla_args a = *args;
-    uint64_t all = (mla_keys(a, k, k.count - 1) + MLA_KEYS - 1) / MLA_KEYS;
-    k.split = k.count <= MLA_SPLIT_ROWS && all > 1;
-    uint32_t step = (k.split ? (uint32_t)MLA_PARTS : (uint32_t)MLA_LAUNCH_ITEMS) / k.count;
-    for (k.block = 0; k.block < all; k.block += step) {
-        k.blocks = all - k.block < step ? (uint32_t)(all - k.block) : step;
-        mla_attend(stream, args, &k);
-        if (k.split)
-            GPU_LAUNCH_EARLY(k_mla_merge, gpuDim3(a.heads, k.count), gpuDim3(MLA_GENERIC_THREADS), stream, a, k);
+// Attention of a chunk: every key block of its rows, ascending.  What a split form leaves in parts is for k_mla_finish.
+static inline void mla_attend_all(gpuStream_t stream, const mla_args *args, mla_chunk *k) {
+    const bool tuned = mla_tuned(args);
+    uint64_t all = (mla_keys(*args, *k, k->count - 1) + MLA_KEYS - 1) / MLA_KEYS;
+    uint32_t step = (k->split || tuned ? (uint32_t)MLA_PARTS : (uint32_t)MLA_LAUNCH_ITEMS) / k->count;
+    for (k->block = 0;; k->block += step) {
+        k->blocks = all - k->block < step ? (uint32_t)(all - k->block) : step;
+        mla_attend(stream, args, k);
+        if (k->split && (!tuned || k->block + step < all))
+            GPU_LAUNCH_EARLY(k_mla_merge, gpuDim3(args->heads, k->count), gpuDim3(MLA_GENERIC_THREADS), stream, *args,
+                             *k);
+        if (!k->split && tuned) { // the next launch reads what this one has left
+            float *m = k->run.m, *l = k->run.l;
+            k->run.m = k->m_out;
+            k->run.l = k->l_out;
+            k->m_out = m;
+            k->l_out = l;
+        }
+        if (k->block + step >= all) return;
     }
+}
+
+// One row or a few of them, tuned: what follows each other is little else than latency, so there are few launches.
+static inline void mla_few(gpuStream_t stream, const mla_args *args) {
+    mla_args a = *args;
+    mla_chunk k = mla_chunk_of(args, 0);
+    k.split = 1;
+    GPU_LAUNCH_EARLY(k_mla_absorb_few, gpuDim3(a.heads + 1, k.count), gpuDim3(MLA_THREADS), stream, a, k);
+    mla_attend_all(stream, args, &k);
+    GPU_LAUNCH_EARLY(k_mla_finish, gpuDim3(a.heads * k_ceil_div(a.value, MLA_FINISH_ROWS), k.count),
+                     gpuDim3(MLA_THREADS), stream, a, k);
 }
 
 static inline void k_mla_range(gpuStream_t stream, const mla_args *args) {
     mla_args a = *args;
     if (a.n == 0 || a.heads == 0) return;
+    if (a.n <= MLA_FEW_ROWS && mla_tuned(args)) {
+        mla_few(stream, args);
+        return;
+    }
     GPU_LAUNCH_EARLY(k_mla_rows, gpuDim3(a.n), gpuDim3(MLA_ROW_THREADS), stream, a);
     uint32_t value_rows =
         MLA_VALUE_FLOATS / a.rank < MLA_VALUE_ROWS ? MLA_VALUE_FLOATS / a.rank : (uint32_t)MLA_VALUE_ROWS;
@@ -608,8 +903,14 @@ static inline void k_mla_range(gpuStream_t stream, const mla_args *args) {
         else
             GPU_LAUNCH_EARLY(k_mla_absorb<8>, gpuDim3(a.heads, k_ceil_div(k.count, 8)), gpuDim3(MLA_THREADS), stream, a,
                              k);
-        mla_attend_all(stream, args, k);
-        GPU_LAUNCH_EARLY(k_mla_value, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)), gpuDim3(MLA_THREADS), stream,
-                         a, k, value_rows);
+        const uint64_t blocks = (mla_keys(a, k, k.count - 1) + MLA_KEYS - 1) / MLA_KEYS;
+        k.split = k.count <= MLA_SPLIT_ROWS && (blocks > 1 || mla_tuned(args));
+        mla_attend_all(stream, args, &k);
+        if (k.split && mla_tuned(args))
+            GPU_LAUNCH_EARLY(k_mla_finish, gpuDim3(a.heads * k_ceil_div(a.value, MLA_FINISH_ROWS), k.count),
+                             gpuDim3(MLA_THREADS), stream, a, k);
+        else
+            GPU_LAUNCH_EARLY(k_mla_value, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)), gpuDim3(MLA_THREADS),
+                             stream, a, k, value_rows);
     }
 }

@@ -16,6 +16,8 @@ typedef struct k_router_args {
     float scale;
     uint32_t *bad; // lowered to bad_base + row
     uint32_t bad_base;
+    // Of a single row with few experts and picks: not NULL: the ids and *bad go there too, memory of the host.
+    uint32_t *host_ids, *host_bad;
 } k_router_args;
 
 typedef struct k_router_shared {
@@ -55,14 +57,15 @@ GPU_DEV void k_router_best(k_router_shared *sh, float *value, uint32_t *id) {
     gpu_sync();
 }
 
-// Sorts the picked ids and weighs them.
+// Sorts the picked ids and weighs them.  host_ids may be NULL.
 GPU_DEV void k_router_write(const k_router_args *a, k_router_shared *sh, const float *score, uint32_t *ids,
-                            float *weights) {
+                            float *weights, uint32_t *host_ids) {
     for (uint32_t i = gpu_tid(); i < a->top_k; i += K_ROUTER_BLOCK) {
         uint32_t rank = 0, id = sh->id[i];
         float s = score[id];
         for (uint32_t j = 0; j < a->top_k; j++) rank += sh->id[j] < id;
         ids[rank] = id;
+        if (host_ids) host_ids[rank] = id;
         sh->score[rank] = s;
     }
     gpu_sync();
@@ -123,7 +126,7 @@ GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router(k_router_args a) {
         if (gpu_tid() == 0) sh.id[pick] = id;
     }
     gpu_sync();
-    k_router_write(&a, &sh, score, ids, weights);
+    k_router_write(&a, &sh, score, ids, weights, nullptr);
 }
 
 // ---------------------------------------------------------------- few experts and picks
@@ -163,54 +166,71 @@ GPU_DEV void k_router_wave(k_router_few_shared *sh, uint32_t (&key)[K_ROUTER_EAC
     }
 }
 
-GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router_few(k_router_args a) {
-    GPU_SHARED(k_router_few_shared, sh);
-    gpu_begin();
-    const size_t row = gpu_bx();
+GPU_DEV void k_router_few(k_router_few_shared *sh, const k_router_args &a, size_t row) {
     const uint32_t first = gpu_wave() * K_ROUTER_EACH * GPU_WAVE + gpu_lane();
     uint32_t key[K_ROUTER_EACH];
+    float product[K_ROUTER_EACH] = {}, bias[K_ROUTER_EACH] = {};
     bool bad = false;
     GPU_UNROLL
     for (uint32_t i = 0; i < K_ROUTER_EACH; i++) {
         const uint32_t e = first + i * GPU_WAVE;
-        key[i] = 0;
-        if (e >= a.experts) continue;
-        const float s = k_sigmoid(a.score[row * a.experts + e]), choice = s + a.bias[e];
-        sh.score[e] = s;
-        key[i] = k_router_key(choice);
-        bad = bad || !k_finite(choice);
+        if (e < a.experts) product[i] = a.score[row * a.experts + e];
+        if (e < a.experts) bias[i] = a.bias[e];
+    }
+    GPU_UNROLL
+    for (uint32_t i = 0; i < K_ROUTER_EACH; i++) {
+        const uint32_t e = first + i * GPU_WAVE;
+        const float s = k_sigmoid(product[i]), choice = s + bias[i];
+        if (e < a.experts) sh->score[e] = s;
+        key[i] = e < a.experts ? k_router_key(choice) : 0;
+        bad = bad || (e < a.experts && !k_finite(choice));
     }
     const uint32_t in_wave = gpu_ballot(bad);
-    if (gpu_lane() == 0) sh.top.bad[gpu_wave()] = in_wave;
-    k_router_wave(&sh, key, first, a.top_k);
+    if (gpu_lane() == 0) sh->top.bad[gpu_wave()] = in_wave;
+    k_router_wave(sh, key, first, a.top_k);
     gpu_sync();
     uint32_t any = 0;
-    for (int w = 0; w < K_ROUTER_WAVES; w++) any |= sh.top.bad[w];
+    for (int w = 0; w < K_ROUTER_WAVES; w++) any |= sh->top.bad[w];
     uint32_t *ids = a.ids + row * a.top_k;
     float *weights = a.weights + row * a.top_k;
+    if (gpu_tid() == 0 && (any || a.host_bad)) {
+        const uint32_t mine = any ? a.bad_base + (uint32_t)row : UINT32_MAX, old = gpu_atomic_min(a.bad, mine);
+        if (a.host_bad) *a.host_bad = old < mine ? old : mine;
+    }
     if (any) {
         if (gpu_tid() < a.top_k) {
             ids[gpu_tid()] = gpu_tid();
             weights[gpu_tid()] = 0.0f;
+            if (a.host_ids) a.host_ids[gpu_tid()] = gpu_tid();
         }
-        if (gpu_tid() == 0) (void)gpu_atomic_min(a.bad, a.bad_base + (uint32_t)row);
         return;
     }
     const uint32_t candidates = K_ROUTER_WAVES * a.top_k;
-    if (gpu_tid() < candidates && sh.key[gpu_tid()]) {
-        const uint32_t mine = sh.key[gpu_tid()], id = sh.id[gpu_tid()];
+    if (gpu_tid() < candidates && sh->key[gpu_tid()]) {
+        const uint32_t mine = sh->key[gpu_tid()], id = sh->id[gpu_tid()];
         uint32_t rank = 0;
         GPU_UNROLL_8
-        for (uint32_t i = 0; i < candidates; i++) rank += sh.key[i] > mine || (sh.key[i] == mine && sh.id[i] < id);
-        if (rank < a.top_k) sh.top.id[rank] = id;
+        for (uint32_t i = 0; i < candidates; i++)
+            rank += sh->key[i] > mine || (sh->key[i] == mine && sh->id[i] < id);
+        if (rank < a.top_k) sh->top.id[rank] = id;
     }
     gpu_sync();
-    k_router_write(&a, &sh.top, sh.score, ids, weights);
+    k_router_write(&a, &sh->top, sh->score, ids, weights, a.host_ids);
+}
+
+GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router_few(k_router_args a) {
+    GPU_SHARED(k_router_few_shared, sh);
+    gpu_begin();
+    k_router_few(&sh, a, gpu_bx());
+}
+
+K_BOTH bool k_router_is_few(uint32_t experts, uint32_t top_k) {
+    return top_k <= K_ROUTER_FEW && experts <= K_ROUTER_FEW_EXPERTS;
 }
 
 static void k_router(gpuStream_t stream, const k_router_args *a) {
     if (!a->n) return;
-    if (a->top_k <= K_ROUTER_FEW && a->experts <= K_ROUTER_FEW_EXPERTS)
+    if (k_router_is_few(a->experts, a->top_k))
         GPU_LAUNCH_EARLY(kern_router_few, a->n, K_ROUTER_BLOCK, stream, *a);
     else
         GPU_LAUNCH_EARLY(kern_router, a->n, K_ROUTER_BLOCK, stream, *a);

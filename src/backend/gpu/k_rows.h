@@ -20,7 +20,7 @@ enum {
 
 typedef struct k_row_shared {
     alignas(16) float y[K_ROW_KEPT];
-    float p[K_MIX_SOURCES], factor;
+    float factor;
 } k_row_shared;
 static_assert(sizeof(k_row_shared) <= 48 << 10, "shared memory");
 
@@ -33,33 +33,76 @@ typedef struct k_row_out {
 
 static inline bool k_row_fits(uint32_t dim) { return dim % 4 == 0 && dim <= K_ROW_KEPT; }
 
-// Dot of the kept row with itself, by one wave.
-GPU_DEV float k_row_square(const k_row_shared *sh, uint32_t dim) {
-    float s = 0.0f;
-    GPU_UNROLL_8
-    for (uint32_t i = gpu_lane(); i < dim; i += GPU_WAVE) s = gpu_fma(sh->y[i], sh->y[i], s);
-    return gpu_wave_sum(s);
+// More of this lane's sum of dot32: x[i] * y[i] for i = lane, lane + 32, .. below count, in shared memory.  The next
+// values are under way while these are added, so that the additions wait for each other only.
+GPU_DEV float k_row_dot(float s, const float *x, const float *y, uint32_t count) {
+    enum { STEP = 8, WHOLE = STEP * GPU_WAVE };
+    const uint32_t lane = gpu_lane();
+    float left[STEP], right[STEP];
+    uint32_t i = lane;
+    if (count >= WHOLE) {
+        GPU_UNROLL
+        for (uint32_t j = 0; j < STEP; j++) {
+            left[j] = x[i + j * GPU_WAVE];
+            right[j] = y[i + j * GPU_WAVE];
+        }
+    }
+    GPU_UNROLL_2
+    for (; count - (i - lane) >= 2 * WHOLE; i += WHOLE) {
+        float a[STEP], b[STEP];
+        GPU_UNROLL
+        for (uint32_t j = 0; j < STEP; j++) {
+            a[j] = x[i + WHOLE + j * GPU_WAVE];
+            b[j] = y[i + WHOLE + j * GPU_WAVE];
+        }
+        GPU_UNROLL
+        for (uint32_t j = 0; j < STEP; j++) s = gpu_fma(left[j], right[j], s);
+        GPU_UNROLL
+        for (uint32_t j = 0; j < STEP; j++) {
+            left[j] = a[j];
+            right[j] = b[j];
+        }
+    }
+    if (count >= WHOLE) {
+        GPU_UNROLL
+        for (uint32_t j = 0; j < STEP; j++) s = gpu_fma(left[j], right[j], s);
+        i += WHOLE;
+    }
+    for (; i < count; i += GPU_WAVE) s = gpu_fma(x[i], y[i], s);
+    return s;
+}
+
+enum { K_ROW_EACH = K_ROW_KEPT / K_Q8_GROUP / K_ROW_WAVES };
+// The first of this thread's four columns of a group of 128.
+GPU_DEV uint32_t k_row_column(uint32_t pass) {
+    return (pass * K_ROW_WAVES + gpu_wave()) * K_Q8_GROUP + gpu_lane() * 4;
 }
 
 // The kept row to its place, normed when there is a norm.  The block has written sh.y; it is not yet synchronised.
 GPU_DEV void k_row_finish(k_row_shared *sh, const k_row_out *to, size_t row, k_vector norm, uint32_t dim, float eps) {
+    gpu_f4 w[K_ROW_EACH] = {}; // under way while the row is squared
+    GPU_UNROLL
+    for (uint32_t p = 0; p < K_ROW_EACH; p++)
+        if (norm.data && k_row_column(p) < dim) w[p] = k_vector_get4(norm, k_row_column(p));
     gpu_sync();
     if (norm.data && gpu_wave() == 0) {
-        float r = k_rms_factor(k_row_square(sh, dim), dim, eps);
+        const float r = k_rms_factor(gpu_wave_sum(k_row_dot(0.0f, sh->y, sh->y, dim)), dim, eps);
         if (gpu_lane() == 0) sh->factor = r;
     }
     gpu_sync();
     const uint32_t groups = k_q8_groups(dim);
     float *out = to->out + row * dim;
-    for (uint32_t g = gpu_wave(); g < groups; g += K_ROW_WAVES) { // whole waves
-        const uint32_t col = g * K_Q8_GROUP + gpu_lane() * 4;
+    GPU_UNROLL
+    for (uint32_t p = 0; p < K_ROW_EACH; p++) { // whole waves
+        const uint32_t g = p * K_ROW_WAVES + gpu_wave(), col = k_row_column(p);
+        if (g >= groups) break;
         gpu_f4 x = {{0.0f, 0.0f, 0.0f, 0.0f}};
         uint32_t amax = 0;
         if (col < dim) {
             x = gpu_load_f4(&sh->y[col]);
             GPU_UNROLL
             for (uint32_t i = 0; i < 4; i++) {
-                if (norm.data) x.v[i] = k_vector_get(norm, col + i) * (x.v[i] * sh->factor);
+                if (norm.data) x.v[i] = w[p].v[i] * (x.v[i] * sh->factor);
                 amax = gpu_max_u32(amax, k_abs_bits(x.v[i]));
             }
             *(gpu_f4 *)(out + col) = x;
@@ -87,6 +130,7 @@ GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_rms_norm(k_rms_norm_args a) {
     GPU_SHARED(k_row_shared, sh);
     gpu_begin();
     const float *x = a.x + (size_t)gpu_bx() * a.dim;
+    GPU_UNROLL_2
     for (uint32_t i = gpu_tid() * 4; i < a.dim; i += K_ROW_BLOCK * 4) *(gpu_f4 *)&sh.y[i] = gpu_load_f4(x + i);
     k_row_finish(&sh, &a.to, gpu_bx(), a.w, a.dim, a.eps);
 }
@@ -166,62 +210,115 @@ GPU_DEV const float *k_mix_source(const k_mix_args *a, uint32_t source, size_t r
 }
 
 // A block has a source of a row, which goes through shared memory in pieces; the next one is under way meanwhile.
-enum { K_SCORE_BLOCK = 256, K_SCORE_EACH = 4, K_SCORE_PIECE = K_SCORE_BLOCK * K_SCORE_EACH * 4 };
+enum { K_SCORE_BLOCK = 512, K_SCORE_EACH = 2, K_SCORE_PIECE = K_SCORE_BLOCK * K_SCORE_EACH * 4 };
 typedef struct k_score_shared {
     alignas(16) float u[K_SCORE_PIECE];
     alignas(16) float v[K_SCORE_PIECE];
     float square;
 } k_score_shared;
 
+// A thread's columns of a piece: of the score weight, the source, and what is to be added up first.
+typedef gpu_f4 k_score_columns[K_SCORE_EACH];
 typedef struct k_score_piece {
-    gpu_f4 u[K_SCORE_EACH], v[K_SCORE_EACH];
+    k_score_columns u, v, a[K_MIX_ADDS], b[K_MIX_ADDS];
 } k_score_piece;
 
-GPU_DEV void k_score_load(k_score_piece *p, const k_mix_args *a, const float *v, uint32_t first, bool adds,
-                          size_t row) {
+GPU_DEV uint32_t k_score_column(uint32_t first, uint32_t j) { return first + (gpu_tid() + j * K_SCORE_BLOCK) * 4; }
+
+GPU_DEV void k_score_load(k_score_columns &to, const float *from, uint32_t first, uint32_t dim) {
     GPU_UNROLL
     for (uint32_t j = 0; j < K_SCORE_EACH; j++) {
-        const uint32_t at = first + (gpu_tid() + j * K_SCORE_BLOCK) * 4;
-        p->u[j] = p->v[j] = gpu_f4{{0.0f, 0.0f, 0.0f, 0.0f}};
-        if (at >= a->dim) continue;
-        p->u[j] = gpu_load_f4(a->score + at);
-        for (uint32_t s = 0; adds && s < a->adds; s++) {
-            const size_t i = row * a->dim + at;
-            const gpu_f4 x = gpu_load_f4(a->add[s].a + i), y = gpu_load_f4(a->add[s].b + i);
-            gpu_f4 z;
-            GPU_UNROLL
-            for (int e = 0; e < 4; e++) z.v[e] = x.v[e] + y.v[e];
-            *(gpu_f4 *)(a->add[s].sum + i) = z; // this thread alone has these columns
-        }
-        p->v[j] = gpu_load_f4(v + at);
+        to[j] = gpu_f4{{0.0f, 0.0f, 0.0f, 0.0f}};
+        if (k_score_column(first, j) < dim) to[j] = gpu_load_f4(from + k_score_column(first, j));
     }
 }
 
-GPU_KERNEL GPU_BOUNDS(K_SCORE_BLOCK, 2) kern_mix_scores(k_mix_args a) {
+GPU_DEV void k_score_fetch(k_score_piece *p, const k_mix_args *a, const float *v, uint32_t first, uint32_t adds,
+                           size_t row) {
+    k_score_load(p->u, a->score, first, a->dim);
+    k_score_load(p->v, v, first, a->dim);
+    GPU_UNROLL
+    for (uint32_t s = 0; s < K_MIX_ADDS; s++) {
+        if (s >= adds) break;
+        k_score_load(p->a[s], a->add[s].a + row * a->dim, first, a->dim);
+        k_score_load(p->b[s], a->add[s].b + row * a->dim, first, a->dim);
+    }
+}
+
+// Makes the sums of a piece that was fetched.  A thread alone has its columns, and what a sum writes was fetched from
+// that same place or not at all: so everything could be fetched before anything is written.
+GPU_DEV void k_score_add(k_score_piece *p, const k_mix_args *a, const float *v, uint32_t first, uint32_t adds,
+                         size_t row) {
+    GPU_UNROLL
+    for (uint32_t s = 0; s < K_MIX_ADDS; s++) {
+        if (s >= adds) break;
+        float *sum = a->add[s].sum + row * a->dim;
+        GPU_UNROLL
+        for (uint32_t j = 0; j < K_SCORE_EACH; j++) {
+            gpu_f4 z;
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) z.v[e] = p->a[s][j].v[e] + p->b[s][j].v[e];
+            if (k_score_column(first, j) < a->dim) *(gpu_f4 *)(sum + k_score_column(first, j)) = z;
+            if (sum == v) p->v[j] = z;
+            GPU_UNROLL
+            for (uint32_t later = s + 1; later < K_MIX_ADDS; later++) {
+                if (a->add[later].a == a->add[s].sum) p->a[later][j] = z;
+                if (a->add[later].b == a->add[s].sum) p->b[later][j] = z;
+            }
+        }
+    }
+}
+
+// Many rows: a wave has a source of a row, straight from memory.
+enum { K_SCORE_MANY = 8, K_SCORE_WAVES = K_PLAIN_BLOCK / GPU_WAVE };
+GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 4) kern_mix_scores_many(k_mix_args a) {
+    gpu_begin();
+    const uint32_t sources = a.block_count + 1;
+    const uint64_t item = (uint64_t)gpu_bx() * K_SCORE_WAVES + gpu_wave();
+    if (item >= (uint64_t)a.n * sources) return;
+    const size_t row = (size_t)(item / sources);
+    const uint32_t source = (uint32_t)(item % sources), adds = source == a.block_count ? a.adds : 0;
+    const float *v = k_mix_source(&a, source, row);
+    float uv = 0.0f, vv = 0.0f;
+    for (uint32_t s = 0; s < adds; s++) { // each lane reads what it wrote
+        const k_add_args *add = &a.add[s];
+        GPU_UNROLL_8
+        for (size_t i = row * a.dim + gpu_lane(); i < (row + 1) * a.dim; i += GPU_WAVE)
+            add->sum[i] = add->a[i] + add->b[i];
+    }
+    GPU_UNROLL_8
+    for (uint32_t i = gpu_lane(); i < a.dim; i += GPU_WAVE) {
+        const float x = v[i];
+        uv = gpu_fma(a.score[i], x, uv);
+        vv = gpu_fma(x, x, vv);
+    }
+    uv = gpu_wave_sum(uv);
+    vv = gpu_wave_sum(vv);
+    if (gpu_lane() == 0) a.scores[row * K_MIX_SOURCES + source] = uv * k_rms_factor(vv, a.dim, a.eps);
+}
+
+GPU_KERNEL GPU_BOUNDS(K_SCORE_BLOCK, 1) kern_mix_scores(k_mix_args a) {
     GPU_SHARED(k_score_shared, sh);
     gpu_begin();
     const uint32_t source = gpu_bx();
     const size_t row = gpu_by();
     const float *v = k_mix_source(&a, source, row);
-    const bool adds = source == a.block_count;
+    const uint32_t adds = source == a.block_count ? a.adds : 0;
     k_score_piece next;
-    k_score_load(&next, &a, v, 0, adds, row);
+    k_score_fetch(&next, &a, v, 0, adds, row);
     float s = 0.0f; // of wave 0: dot32(u, v), of wave 1: dot32(v, v)
     for (uint32_t first = 0; first < a.dim; first += K_SCORE_PIECE) {
+        k_score_add(&next, &a, v, first, adds, row);
         gpu_sync();
         GPU_UNROLL
         for (uint32_t j = 0; j < K_SCORE_EACH; j++) {
-            const uint32_t at = (gpu_tid() + j * K_SCORE_BLOCK) * 4;
-            *(gpu_f4 *)&sh.u[at] = next.u[j];
-            *(gpu_f4 *)&sh.v[at] = next.v[j];
+            *(gpu_f4 *)&sh.u[k_score_column(0, j)] = next.u[j];
+            *(gpu_f4 *)&sh.v[k_score_column(0, j)] = next.v[j];
         }
         gpu_sync();
-        if (first + K_SCORE_PIECE < a.dim) k_score_load(&next, &a, v, first + K_SCORE_PIECE, adds, row);
-        if (gpu_wave() > 1) continue;
-        const float *left = gpu_wave() == 0 ? sh.u : sh.v;
+        if (first + K_SCORE_PIECE < a.dim) k_score_fetch(&next, &a, v, first + K_SCORE_PIECE, adds, row);
         const uint32_t count = a.dim - first < K_SCORE_PIECE ? a.dim - first : (uint32_t)K_SCORE_PIECE;
-        GPU_UNROLL_8
-        for (uint32_t i = gpu_lane(); i < count; i += GPU_WAVE) s = gpu_fma(left[i], sh.v[i], s);
+        if (gpu_wave() <= 1) s = k_row_dot(s, gpu_wave() == 0 ? sh.u : sh.v, sh.v, count);
     }
     if (gpu_wave() <= 1) s = gpu_wave_sum(s);
     if (gpu_tid() == GPU_WAVE) sh.square = s;
@@ -229,6 +326,63 @@ GPU_KERNEL GPU_BOUNDS(K_SCORE_BLOCK, 2) kern_mix_scores(k_mix_args a) {
     if (gpu_tid() == 0) a.scores[row * K_MIX_SOURCES + source] = s * k_rms_factor(sh.square, a.dim, a.eps);
 }
 
+// Sources that are taken together, their loads too.
+enum { K_MIX_EARLY = 9 };
+// The factor of source `lane`, of at most 32: every wave makes them for itself.
+GPU_DEV float k_mix_factor(const float *scores, uint32_t sources) {
+    const bool live = gpu_lane() < sources;
+    const float s = live ? scores[gpu_lane()] : gpu_as_f32(0xff800000u), e = k_exp(s - gpu_wave_max(s));
+    float l = 0.0f;
+    GPU_UNROLL
+    for (uint32_t i = 0; i < K_MIX_EARLY; i++) {
+        const float more = l + gpu_as_f32(gpu_shfl(gpu_as_u32(e), (int)i));
+        l = i < sources ? more : l;
+    }
+    for (uint32_t i = K_MIX_EARLY; i < sources; i++) l = l + gpu_as_f32(gpu_shfl(gpu_as_u32(e), (int)i));
+    return e / l;
+}
+
+GPU_DEV void k_mix_early(gpu_f4 (&early)[K_MIX_EARLY], const k_mix_args *a, size_t row, uint32_t col) {
+    GPU_UNROLL
+    for (uint32_t s = 0; s < K_MIX_EARLY; s++)
+        if (s <= a->block_count && col < a->dim) early[s] = gpu_load_f4(k_mix_source(a, s, row) + col);
+}
+
+GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_mix_rows(k_mix_args a) {
+    GPU_SHARED(k_row_shared, sh);
+    gpu_begin();
+    const size_t row = gpu_bx();
+    const uint32_t sources = a.block_count + 1;
+    gpu_f4 early[K_MIX_EARLY] = {};
+    k_mix_early(early, &a, row, gpu_tid() * 4);
+    const float mine = k_mix_factor(a.scores + row * K_MIX_SOURCES, sources);
+    GPU_ROLLED
+    for (uint32_t first = 0; first < a.dim; first += K_ROW_BLOCK * 4) { // whole waves
+        const uint32_t col = first + gpu_tid() * 4;
+        gpu_f4 y = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        GPU_UNROLL
+        for (uint32_t s = 0; s < K_MIX_EARLY; s++) {
+            const float p = gpu_as_f32(gpu_shfl(gpu_as_u32(mine), (int)s));
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float sum = gpu_fma(p, early[s].v[e], y.v[e]);
+                y.v[e] = s < sources ? sum : y.v[e];
+            }
+        }
+        k_mix_early(early, &a, row, col + K_ROW_BLOCK * 4);
+        for (uint32_t s = K_MIX_EARLY; s < sources; s++) {
+            const float p = gpu_as_f32(gpu_shfl(gpu_as_u32(mine), (int)s));
+            gpu_f4 v = {};
+            if (col < a.dim) v = gpu_load_f4(k_mix_source(&a, s, row) + col);
+            GPU_UNROLL
+            for (int e = 0; e < 4; e++) y.v[e] = gpu_fma(p, v.v[e], y.v[e]);
+        }
+        if (col < a.dim) *(gpu_f4 *)&sh.y[col] = y;
+    }
+    k_row_finish(&sh, &a.to, row, a.norm, a.dim, a.eps);
+}
+
+// The plain form.
 // Scores in p become the factors of the sources.
 GPU_DEV void k_mix_factors(float *p, uint32_t sources) {
     gpu_sync();
@@ -244,42 +398,6 @@ GPU_DEV void k_mix_factors(float *p, uint32_t sources) {
     gpu_sync();
 }
 
-enum { K_MIX_EARLY = 8 };
-GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_mix_rows(k_mix_args a) {
-    GPU_SHARED(k_row_shared, sh);
-    gpu_begin();
-    const size_t row = gpu_bx();
-    const uint32_t sources = a.block_count + 1;
-    if (gpu_tid() < sources) sh.p[gpu_tid()] = a.scores[row * K_MIX_SOURCES + gpu_tid()];
-    // The first values of a thread are under way while the factors are made.
-    gpu_f4 early[K_MIX_EARLY] = {};
-    GPU_UNROLL
-    for (uint32_t s = 0; s < K_MIX_EARLY; s++)
-        if (s < sources && gpu_tid() * 4 < a.dim) early[s] = gpu_load_f4(k_mix_source(&a, s, row) + gpu_tid() * 4);
-    k_mix_factors(sh.p, sources);
-    for (uint32_t i = gpu_tid() * 4; i < a.dim; i += K_ROW_BLOCK * 4) {
-        gpu_f4 y = {{0.0f, 0.0f, 0.0f, 0.0f}};
-        uint32_t s = 0;
-        if (i < K_ROW_BLOCK * 4) {
-            GPU_UNROLL
-            for (; s < K_MIX_EARLY; s++) {
-                if (s >= sources) break;
-                GPU_UNROLL
-                for (int e = 0; e < 4; e++) y.v[e] = gpu_fma(sh.p[s], early[s].v[e], y.v[e]);
-            }
-        }
-        GPU_UNROLL_8
-        for (; s < sources; s++) {
-            const gpu_f4 v = gpu_load_f4(k_mix_source(&a, s, row) + i);
-            GPU_UNROLL
-            for (int e = 0; e < 4; e++) y.v[e] = gpu_fma(sh.p[s], v.v[e], y.v[e]);
-        }
-        *(gpu_f4 *)&sh.y[i] = y;
-    }
-    k_row_finish(&sh, &a.to, row, a.norm, a.dim, a.eps);
-}
-
-// The plain form.
 typedef struct k_mix_plain_shared {
     float p[K_MIX_SOURCES];
     k_norm_shared norm;
@@ -311,12 +429,17 @@ GPU_KERNEL GPU_BOUNDS(K_PLAIN_BLOCK, 2) kern_mix_plain(k_mix_args a) {
 static inline bool k_mix_norm(gpuStream_t stream, const k_mix_args *a) {
     enum { ROWS_Y = 65535 };
     if (!a->n) return k_row_fits(a->dim);
-    if (!k_row_fits(a->dim) || a->n > ROWS_Y || a->block_stride % 4 != 0) {
+    if (!k_row_fits(a->dim) || a->n > ROWS_Y || a->block_stride % 4 != 0 || a->block_count >= GPU_WAVE) {
         for (uint32_t s = 0; s < a->adds; s++) k_add(stream, &a->add[s]);
         GPU_LAUNCH_EARLY(kern_mix_plain, a->n, K_PLAIN_BLOCK, stream, *a);
         return false;
     }
-    GPU_LAUNCH_EARLY(kern_mix_scores, gpuDim3(a->block_count + 1, a->n), K_SCORE_BLOCK, stream, *a);
+    const uint64_t items = (uint64_t)(a->block_count + 1) * a->n;
+    if (a->n < K_SCORE_MANY)
+        GPU_LAUNCH_EARLY(kern_mix_scores, gpuDim3(a->block_count + 1, a->n), K_SCORE_BLOCK, stream, *a);
+    else
+        GPU_LAUNCH_EARLY(kern_mix_scores_many, (uint32_t)((items + K_SCORE_WAVES - 1) / K_SCORE_WAVES), K_PLAIN_BLOCK,
+                         stream, *a);
     GPU_LAUNCH_EARLY(kern_mix_rows, a->n, K_ROW_BLOCK, stream, *a);
     return true;
 }
