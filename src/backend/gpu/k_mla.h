@@ -39,20 +39,11 @@ enum {
 #if GPU_HIP
 #define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
 #define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
-#define MLA_SUM_LOOP     GPU_UNROLL_8
-#elif GPU_CUDA
-#ifndef MSU
-#define MSU 8
-#endif
-#define MLA_PRAGMA(x)    _Pragma(#x)
-#define MLA_UNROLL(n)    MLA_PRAGMA(unroll n)
-#define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 2)
-#define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 4)
-#define MLA_SUM_LOOP     MLA_UNROLL(MSU)
+#define MLA_COLS         4
 #else
-#define MLA_SUM_LOOP
 #define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 2)
 #define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 4)
+#define MLA_COLS         8
 #endif
 
 // Shapes and meaning as ms_mla and ms_mla_io; every pointer is a device address.
@@ -471,14 +462,13 @@ GPU_KERNEL MLA_SCORE_BOUNDS k_mla_scores(mla_args a, mla_chunk k, uint32_t parts
 }
 
 // ---------------------------------------------------------------- tuned form: softmax and weighted sums
-// A block has 16 heads and a slice of the columns.  A wave sums the keys i with i % 4 == wave % 4 for 8 heads, MLA_COLS
-// columns a lane; what the waves have is put together for MLA_PASS of their heads at a time.
-#ifndef MLA_COLS
-#define MLA_COLS 4
-#endif
+// A block has 16 heads and a slice of the columns; the keys come through shared memory, MLA_STAGES - 1 tiles ahead.  A
+// wave sums the keys i with i % 4 == wave % 4 for 8 heads, MLA_COLS columns a lane; what the waves have is put together
+// for MLA_PASS of their heads at a time.
 enum {
     MLA_SLICE = GPU_WAVE * MLA_COLS,
     MLA_SLICES = MLA_RANK / MLA_SLICE,
+    MLA_STAGES = 3,
     MLA_E_STEP = MLA_HEADS + 4,
     MLA_EACH = MLA_HEADS / 2,
     MLA_PASS = 32 / MLA_COLS,
@@ -486,7 +476,10 @@ enum {
 };
 struct mla_sum_shared {
     union {
-        alignas(16) float e[MLA_KEYS][MLA_E_STEP];
+        struct {
+            alignas(16) float e[MLA_KEYS][MLA_E_STEP];
+            alignas(16) gpu_bf16 tile[MLA_STAGES][MLA_TILE][MLA_SLICE];
+        };
         alignas(16) float part[8][MLA_PASS][MLA_SLICE];
     };
     float m[MLA_HEADS], l[MLA_HEADS], f[MLA_HEADS], f_b[MLA_HEADS], m_b[MLA_HEADS], l_b[MLA_HEADS];
@@ -519,31 +512,51 @@ GPU_DEV void mla_head_softmax(mla_sum_shared &sh, uint32_t h, const float *score
     }
 }
 
-GPU_DEV void mla_slice_sums(float (&acc)[MLA_EACH][MLA_COLS], const mla_sum_shared &sh, const gpu_bf16 *rows,
+// A slice of the keys [first, ..) of a block, of `count`, on its way.
+GPU_DEV void mla_slice_copy(mla_sum_shared &sh, const gpu_bf16 *rows, uint32_t first, uint32_t count) {
+    for (uint32_t i = gpu_tid(); i < MLA_TILE * (MLA_SLICE / 8); i += MLA_THREADS) {
+        const uint32_t key = i / (MLA_SLICE / 8), col = i % (MLA_SLICE / 8) * 8;
+        if (first + key < count)
+            gpu_copy16(&sh.tile[first / MLA_TILE % MLA_STAGES][key][col], rows + (size_t)(first + key) * MLA_WIDTH + col);
+    }
+    gpu_copy_batch();
+}
+
+// The first tiles have been asked for; the block is not yet synchronised.
+GPU_DEV void mla_slice_sums(float (&acc)[MLA_EACH][MLA_COLS], mla_sum_shared &sh, const gpu_bf16 *rows,
                             uint32_t count) {
     const uint32_t wave = mla_uniform(gpu_wave()), head = wave / 4 * MLA_EACH;
-    MLA_SUM_LOOP
-    for (uint32_t i = wave % 4; i < count; i += 4) {
-        const gpu_bf16 *from = rows + (size_t)i * MLA_WIDTH + gpu_lane() * MLA_COLS;
-        uint32_t u[MLA_COLS / 2];
+    GPU_ROLLED
+    for (uint32_t first = 0; first < count; first += MLA_TILE) {
+        gpu_copy_wait<MLA_STAGES - 2>();
+        gpu_sync(); // this tile is there for all, and all are through with the one before
+        mla_slice_copy(sh, rows, first + (MLA_STAGES - 1) * MLA_TILE, count);
+        const gpu_bf16(*tile)[MLA_SLICE] = sh.tile[first / MLA_TILE % MLA_STAGES];
         GPU_UNROLL
-        for (int t = 0; t < MLA_COLS / 2; t += 2) {
-            const gpu_u2 two = gpu_load_u2(from + 2 * t);
-            u[t] = two.v[0];
-            u[t + 1] = two.v[1];
-        }
-        const gpu_f4 e0 = gpu_load_f4(&sh.e[i][head]), e1 = gpu_load_f4(&sh.e[i][head + 4]);
-        GPU_UNROLL
-        for (int t = 0; t < MLA_COLS / 2; t++) {
-            const float lo = gpu_as_f32(u[t] << 16), hi = gpu_as_f32(u[t] & 0xffff0000u);
+        for (uint32_t key = 0; key < MLA_TILE; key += 4) {
+            const uint32_t i = key + wave % 4;
+            if (first + i >= count) break; // whole waves
+            uint32_t u[MLA_COLS / 2];
             GPU_UNROLL
-            for (int h = 0; h < MLA_EACH; h++) {
-                const float e = h < 4 ? e0.v[h % 4] : e1.v[h % 4];
-                acc[h][2 * t] = gpu_fma(e, lo, acc[h][2 * t]);
-                acc[h][2 * t + 1] = gpu_fma(e, hi, acc[h][2 * t + 1]);
+            for (uint32_t t = 0; t < MLA_COLS / 2; t += 2) {
+                const gpu_u2 two = gpu_load_u2(tile[i] + gpu_lane() * MLA_COLS + 2 * t);
+                u[t] = two.v[0];
+                u[t + 1] = two.v[1];
+            }
+            const gpu_f4 e0 = gpu_load_f4(&sh.e[first + i][head]), e1 = gpu_load_f4(&sh.e[first + i][head + 4]);
+            GPU_UNROLL
+            for (int t = 0; t < MLA_COLS / 2; t++) {
+                const float lo = gpu_as_f32(u[t] << 16), hi = gpu_as_f32(u[t] & 0xffff0000u);
+                GPU_UNROLL
+                for (int h = 0; h < MLA_EACH; h++) {
+                    const float e = h < 4 ? e0.v[h % 4] : e1.v[h % 4];
+                    acc[h][2 * t] = gpu_fma(e, lo, acc[h][2 * t]);
+                    acc[h][2 * t + 1] = gpu_fma(e, hi, acc[h][2 * t + 1]);
+                }
             }
         }
     }
+    gpu_copy_wait<0>();
 }
 
 // Output i of this thread in a pass: head mla_out_head() of the 16, column gpu_tid() % MLA_SLICE of the slice.
@@ -581,7 +594,10 @@ GPU_KERNEL MLA_BOUNDS k_mla_sums(mla_args a, mla_chunk k) {
         const uint32_t count = left < MLA_KEYS ? (uint32_t)left : (uint32_t)MLA_KEYS;
         const size_t item = k.split ? gpu_by() : (size_t)range.row * k.blocks + (b - k.block);
         const bool fresh = k.split || b == 0;
+        const gpu_bf16 *rows = (const gpu_bf16 *)a.rows + (size_t)b * MLA_KEYS * MLA_WIDTH + slice;
         gpu_sync();
+        GPU_UNROLL
+        for (uint32_t t = 0; t < MLA_STAGES - 1; t++) mla_slice_copy(sh, rows, t * MLA_TILE, count);
         for (uint32_t h = gpu_wave(); h < heads; h += MLA_THREADS / GPU_WAVE)
             mla_head_softmax(sh, h, k.e + (item * a.heads + head0 + h) * MLA_KEYS, count);
         gpu_sync();
@@ -595,7 +611,7 @@ GPU_KERNEL MLA_BOUNDS k_mla_sums(mla_args a, mla_chunk k) {
             sh.f_b[h] = s.f_b;
         }
         float acc[MLA_EACH][MLA_COLS] = {};
-        mla_slice_sums(acc, sh, (const gpu_bf16 *)a.rows + (size_t)b * MLA_KEYS * MLA_WIDTH + slice, count);
+        mla_slice_sums(acc, sh, rows, count);
         GPU_UNROLL
         for (uint32_t pass = 0; pass < PASSES; pass++) {
             gpu_sync();
@@ -728,22 +744,19 @@ GPU_DEV void mla_value_tile(const mla_args &a, const mla_value_shared &sh, uint3
     enum { BLOCKS = MLA_RANK / K_BF16_BLOCK };
     const uint32_t lane = gpu_lane();
     const gpu_bf16 *weight = a.kv_b + ((size_t)head * (a.nope + a.value) + a.nope) * MLA_RANK + lane * 8;
-    gpu_u4 w[MLA_VALUE_EACH][BLOCKS];
-    GPU_UNROLL
-    for (uint32_t j = 0; j < MLA_VALUE_EACH; j++) {
-        const uint32_t value = j0 + j < a.value ? j0 + j : a.value - 1;
-        GPU_UNROLL
-        for (uint32_t b = 0; b < BLOCKS; b++) w[j][b] = gpu_load_u4(weight + (size_t)value * MLA_RANK + b * K_BF16_BLOCK);
-    }
     float acc[MLA_VALUE_ROWS * MLA_VALUE_EACH] = {};
-    GPU_UNROLL
+    GPU_ROLLED
     for (uint32_t b = 0; b < BLOCKS; b++) {
+        gpu_u4 w[MLA_VALUE_EACH];
+        GPU_UNROLL
+        for (uint32_t j = 0; j < MLA_VALUE_EACH; j++)
+            w[j] = gpu_load_u4(weight + (size_t)(j0 + j < a.value ? j0 + j : a.value - 1) * MLA_RANK + b * K_BF16_BLOCK);
         GPU_UNROLL
         for (uint32_t t = 0; t < 8; t++) {
             float x[MLA_VALUE_EACH];
             GPU_UNROLL
             for (uint32_t j = 0; j < MLA_VALUE_EACH; j++)
-                x[j] = gpu_as_f32(t % 2 ? w[j][b].v[t / 2] & 0xffff0000u : w[j][b].v[t / 2] << 16);
+                x[j] = gpu_as_f32(t % 2 ? w[j].v[t / 2] & 0xffff0000u : w[j].v[t / 2] << 16);
             GPU_UNROLL
             for (uint32_t i = 0; i < MLA_VALUE_ROWS; i++) {
                 const float v = sh.lat[i * MLA_RANK + b * K_BF16_BLOCK + 32 * t + lane];
@@ -759,7 +772,7 @@ GPU_DEV void mla_value_tile(const mla_args &a, const mla_value_shared &sh, uint3
     if (i < rows && j < a.value) a.out[at] = o * k_sigmoid(a.gate[at]);
 }
 
-template <bool TUNED> GPU_KERNEL GPU_BOUNDS(MLA_THREADS, 2) k_mla_value(mla_args a, mla_chunk k, uint32_t rows_each) {
+template <bool TUNED> GPU_KERNEL MLA_BOUNDS k_mla_value(mla_args a, mla_chunk k, uint32_t rows_each) {
     gpu_begin();
     GPU_SHARED(mla_value_shared, sh);
     uint32_t head = gpu_bx(), row0 = gpu_by() * rows_each,
