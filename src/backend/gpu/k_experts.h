@@ -9,18 +9,14 @@
 
 enum {
     EXPERT_THREADS = 128,
-// GPU_BOUNDS of the products: 120 registers on AMD, 128 on NVIDIA.
-// EXPERT_TOGETHER: groups of a wave whose weights are under way at a time.
+// GPU_BOUNDS of the products: 120 registers on AMD, 64 on NVIDIA.
+// EXPERT_TOGETHER: groups of a wave whose weights are under way at a time, of two matrices; of one, twice as many.
 #if GPU_HIP
     EXPERT_RESIDENT = 6,
     EXPERT_TOGETHER = 2
 #else
-#ifndef XR
-#define XR 8
-#define XT 2
-#endif
-    EXPERT_RESIDENT = XR,
-    EXPERT_TOGETHER = XT
+    EXPERT_RESIDENT = 8,
+    EXPERT_TOGETHER = 2
 #endif
 };
 
@@ -77,7 +73,7 @@ GPU_DEV void experts_load(experts_shared &sh, const uint8_t *q, const float *sca
 template <int MATS>
 GPU_DEV void experts_groups(float (&acc)[MATS], const experts_shared &sh, const uint8_t *const (&tile)[MATS],
                             uint32_t groups, uint32_t g0, uint32_t count) {
-    const int together = EXPERT_TOGETHER;
+    const int together = EXPERT_TOGETHER * 2 / MATS;
     EXPERT_UNROLL(together)
     for (uint32_t g = gpu_wave(); g < count; g += 4) {
         gpu_u4 w[MATS];
@@ -110,7 +106,7 @@ GPU_DEV void experts_groups(float (&acc)[MATS], const experts_shared &sh, const 
 template <int MATS> GPU_DEV void experts_prefetch(const uint8_t *const (&tile)[MATS], uint32_t groups) {
     // A wave's group is 512 bytes of every 2048: four lanes ask for it.
     const uint32_t g = gpu_wave() + gpu_lane() / 4 * 4;
-    if (gpu_lane() / 4 >= EXPERT_TOGETHER || g >= groups) return;
+    if (gpu_lane() / 4 >= EXPERT_TOGETHER * 2 / MATS || g >= groups) return;
     GPU_UNROLL
     for (int m = 0; m < MATS; m++) gpu_prefetch(tile[m] + (size_t)g * K_TILE * K_MX_BYTES + gpu_lane() % 4 * 128);
 }

@@ -22,9 +22,6 @@
 #ifndef MLA_LAUNCH_ITEMS
 #define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused generic launch, so that none is long; at least MLA_ROWS
 #endif
-#ifndef MSB
-#define MSB 768
-#endif
 enum {
     MLA_KEYS = 256,      // keys of a block
     MLA_SPLIT_ROWS = 16, // at most so many rows use the split form
@@ -33,7 +30,7 @@ enum {
     MLA_WIDTH = MLA_RANK + MLA_EXTRA, // the tuned shape
     MLA_HEADS = 16,                   // heads a tuned block serves
     MLA_THREADS = 256,
-    MLA_SCORE_BLOCKS = MSB, // of a launch of scores, when there is so much to do
+    MLA_SCORE_BLOCKS = 768, // of a launch of scores, when there is so much to do
     MLA_MAX_RANK = 8192
 };
 
@@ -42,20 +39,11 @@ enum {
 #if GPU_HIP
 #define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
 #define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 1) __attribute__((amdgpu_num_vgpr(120)))
-#define MLA_SUM_LOOP     GPU_UNROLL_8
-#elif GPU_CUDA
-#ifndef MSU
-#define MSU 8
-#endif
-#define MLA_PRAGMA(x)    _Pragma(#x)
-#define MLA_UNROLL(n)    MLA_PRAGMA(unroll n)
-#define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 2)
-#define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 4)
-#define MLA_SUM_LOOP     MLA_UNROLL(MSU)
+#define MLA_COLS         4
 #else
-#define MLA_SUM_LOOP
 #define MLA_BOUNDS       GPU_BOUNDS(MLA_THREADS, 2)
 #define MLA_SCORE_BOUNDS GPU_BOUNDS(MLA_SCORE_THREADS, 4)
+#define MLA_COLS         8
 #endif
 
 // Shapes and meaning as ms_mla and ms_mla_io; every pointer is a device address.
@@ -262,6 +250,33 @@ GPU_KERNEL MLA_BOUNDS k_mla_absorb_few(mla_args a, mla_chunk k) {
     for (uint32_t x = gpu_tid(); x < a.extra; x += MLA_THREADS) query[MLA_RANK + x] = q[a.nope + x];
 }
 
+// Butterfly sums of N values a lane at once: the lanes i * 32 / N and behind it get the sum of v[i].  Adds in the order
+// of gpu_wave_sum.
+template <int N, int HALF> GPU_DEV void mla_sum_half(float (&v)[N]) {
+    enum { MASK = GPU_WAVE / N * HALF };
+    const bool upper = (gpu_lane() & (unsigned)MASK) != 0;
+    GPU_UNROLL
+    for (int i = 0; i < HALF; i++) {
+        const float a = v[i], b = v[i + HALF]; // values first: a choice between places would be an index
+        v[i] = (upper ? b : a) + gpu_shfl_xor(upper ? a : b, MASK);
+    }
+}
+GPU_DEV float mla_sum_transposed(float (&v)[16]) {
+    mla_sum_half<16, 8>(v);
+    mla_sum_half<16, 4>(v);
+    mla_sum_half<16, 2>(v);
+    mla_sum_half<16, 1>(v);
+    return v[0] + gpu_shfl_xor(v[0], 1);
+}
+GPU_DEV float mla_sum_transposed(float (&v)[32]) {
+    mla_sum_half<32, 16>(v);
+    mla_sum_half<32, 8>(v);
+    mla_sum_half<32, 4>(v);
+    mla_sum_half<32, 2>(v);
+    mla_sum_half<32, 1>(v);
+    return v[0];
+}
+
 // ---------------------------------------------------------------- softmax of one block, by one wave
 // Scores e[i * step], i < count, become exp(score - m).
 GPU_DEV void mla_softmax(float *e, uint32_t step, uint32_t count, float *m_out, float *l_out) {
@@ -384,24 +399,6 @@ struct mla_score_shared {
 };
 static_assert(sizeof(mla_score_shared) <= 48 << 10, "shared memory");
 
-// Butterfly sums of 16 values a lane at once: lanes 2 i and 2 i + 1 get the sum of v[i].  Adds in the order of
-// gpu_wave_sum.
-template <int HALF> GPU_DEV void mla_sum_half(float (&v)[16]) {
-    const bool upper = (gpu_lane() & (2u * HALF)) != 0;
-    GPU_UNROLL
-    for (int i = 0; i < HALF; i++) {
-        const float a = v[i], b = v[i + HALF]; // values first: a choice between places would be an index
-        v[i] = (upper ? b : a) + gpu_shfl_xor(upper ? a : b, 2 * HALF);
-    }
-}
-GPU_DEV float mla_sum_transposed(float (&v)[16]) {
-    mla_sum_half<8>(v);
-    mla_sum_half<4>(v);
-    mla_sum_half<2>(v);
-    mla_sum_half<1>(v);
-    return v[0] + gpu_shfl_xor(v[0], 1);
-}
-
 GPU_DEV void mla_tile_copy(gpu_bf16 (*to)[MLA_WIDTH], const gpu_bf16 *rows, uint32_t count) {
     for (uint32_t i = gpu_tid(); i < count * (MLA_WIDTH / 8); i += MLA_SCORE_THREADS)
         gpu_copy16(to[0] + i * 8, rows + i * 8); // the rows follow each other
@@ -465,14 +462,13 @@ GPU_KERNEL MLA_SCORE_BOUNDS k_mla_scores(mla_args a, mla_chunk k, uint32_t parts
 }
 
 // ---------------------------------------------------------------- tuned form: softmax and weighted sums
-// A block has 16 heads and a slice of the columns.  A wave sums the keys i with i % 4 == wave % 4 for 8 heads, MLA_COLS
-// columns a lane; what the waves have is put together for MLA_PASS of their heads at a time.
-#ifndef MLA_COLS
-#define MLA_COLS 4
-#endif
+// A block has 16 heads and a slice of the columns; the keys come through shared memory, MLA_STAGES - 1 tiles ahead.  A
+// wave sums the keys i with i % 4 == wave % 4 for 8 heads, MLA_COLS columns a lane; what the waves have is put together
+// for MLA_PASS of their heads at a time.
 enum {
     MLA_SLICE = GPU_WAVE * MLA_COLS,
     MLA_SLICES = MLA_RANK / MLA_SLICE,
+    MLA_STAGES = 3,
     MLA_E_STEP = MLA_HEADS + 4,
     MLA_EACH = MLA_HEADS / 2,
     MLA_PASS = 32 / MLA_COLS,
@@ -480,7 +476,10 @@ enum {
 };
 struct mla_sum_shared {
     union {
-        alignas(16) float e[MLA_KEYS][MLA_E_STEP];
+        struct {
+            alignas(16) float e[MLA_KEYS][MLA_E_STEP];
+            alignas(16) gpu_bf16 tile[MLA_STAGES][MLA_TILE][MLA_SLICE];
+        };
         alignas(16) float part[8][MLA_PASS][MLA_SLICE];
     };
     float m[MLA_HEADS], l[MLA_HEADS], f[MLA_HEADS], f_b[MLA_HEADS], m_b[MLA_HEADS], l_b[MLA_HEADS];
@@ -513,31 +512,51 @@ GPU_DEV void mla_head_softmax(mla_sum_shared &sh, uint32_t h, const float *score
     }
 }
 
-GPU_DEV void mla_slice_sums(float (&acc)[MLA_EACH][MLA_COLS], const mla_sum_shared &sh, const gpu_bf16 *rows,
+// A slice of the keys [first, ..) of a block, of `count`, on its way.
+GPU_DEV void mla_slice_copy(mla_sum_shared &sh, const gpu_bf16 *rows, uint32_t first, uint32_t count) {
+    for (uint32_t i = gpu_tid(); i < MLA_TILE * (MLA_SLICE / 8); i += MLA_THREADS) {
+        const uint32_t key = i / (MLA_SLICE / 8), col = i % (MLA_SLICE / 8) * 8;
+        if (first + key < count)
+            gpu_copy16(&sh.tile[first / MLA_TILE % MLA_STAGES][key][col], rows + (size_t)(first + key) * MLA_WIDTH + col);
+    }
+    gpu_copy_batch();
+}
+
+// The first tiles have been asked for; the block is not yet synchronised.
+GPU_DEV void mla_slice_sums(float (&acc)[MLA_EACH][MLA_COLS], mla_sum_shared &sh, const gpu_bf16 *rows,
                             uint32_t count) {
     const uint32_t wave = mla_uniform(gpu_wave()), head = wave / 4 * MLA_EACH;
-    MLA_SUM_LOOP
-    for (uint32_t i = wave % 4; i < count; i += 4) {
-        const gpu_bf16 *from = rows + (size_t)i * MLA_WIDTH + gpu_lane() * MLA_COLS;
-        uint32_t u[MLA_COLS / 2];
+    GPU_ROLLED
+    for (uint32_t first = 0; first < count; first += MLA_TILE) {
+        gpu_copy_wait<MLA_STAGES - 2>();
+        gpu_sync(); // this tile is there for all, and all are through with the one before
+        mla_slice_copy(sh, rows, first + (MLA_STAGES - 1) * MLA_TILE, count);
+        const gpu_bf16(*tile)[MLA_SLICE] = sh.tile[first / MLA_TILE % MLA_STAGES];
         GPU_UNROLL
-        for (int t = 0; t < MLA_COLS / 2; t += 2) {
-            const gpu_u2 two = gpu_load_u2(from + 2 * t);
-            u[t] = two.v[0];
-            u[t + 1] = two.v[1];
-        }
-        const gpu_f4 e0 = gpu_load_f4(&sh.e[i][head]), e1 = gpu_load_f4(&sh.e[i][head + 4]);
-        GPU_UNROLL
-        for (int t = 0; t < MLA_COLS / 2; t++) {
-            const float lo = gpu_as_f32(u[t] << 16), hi = gpu_as_f32(u[t] & 0xffff0000u);
+        for (uint32_t key = 0; key < MLA_TILE; key += 4) {
+            const uint32_t i = key + wave % 4;
+            if (first + i >= count) break; // whole waves
+            uint32_t u[MLA_COLS / 2];
             GPU_UNROLL
-            for (int h = 0; h < MLA_EACH; h++) {
-                const float e = h < 4 ? e0.v[h % 4] : e1.v[h % 4];
-                acc[h][2 * t] = gpu_fma(e, lo, acc[h][2 * t]);
-                acc[h][2 * t + 1] = gpu_fma(e, hi, acc[h][2 * t + 1]);
+            for (uint32_t t = 0; t < MLA_COLS / 2; t += 2) {
+                const gpu_u2 two = gpu_load_u2(tile[i] + gpu_lane() * MLA_COLS + 2 * t);
+                u[t] = two.v[0];
+                u[t + 1] = two.v[1];
+            }
+            const gpu_f4 e0 = gpu_load_f4(&sh.e[first + i][head]), e1 = gpu_load_f4(&sh.e[first + i][head + 4]);
+            GPU_UNROLL
+            for (int t = 0; t < MLA_COLS / 2; t++) {
+                const float lo = gpu_as_f32(u[t] << 16), hi = gpu_as_f32(u[t] & 0xffff0000u);
+                GPU_UNROLL
+                for (int h = 0; h < MLA_EACH; h++) {
+                    const float e = h < 4 ? e0.v[h % 4] : e1.v[h % 4];
+                    acc[h][2 * t] = gpu_fma(e, lo, acc[h][2 * t]);
+                    acc[h][2 * t + 1] = gpu_fma(e, hi, acc[h][2 * t + 1]);
+                }
             }
         }
     }
+    gpu_copy_wait<0>();
 }
 
 // Output i of this thread in a pass: head mla_out_head() of the 16, column gpu_tid() % MLA_SLICE of the slice.
@@ -575,7 +594,10 @@ GPU_KERNEL MLA_BOUNDS k_mla_sums(mla_args a, mla_chunk k) {
         const uint32_t count = left < MLA_KEYS ? (uint32_t)left : (uint32_t)MLA_KEYS;
         const size_t item = k.split ? gpu_by() : (size_t)range.row * k.blocks + (b - k.block);
         const bool fresh = k.split || b == 0;
+        const gpu_bf16 *rows = (const gpu_bf16 *)a.rows + (size_t)b * MLA_KEYS * MLA_WIDTH + slice;
         gpu_sync();
+        GPU_UNROLL
+        for (uint32_t t = 0; t < MLA_STAGES - 1; t++) mla_slice_copy(sh, rows, t * MLA_TILE, count);
         for (uint32_t h = gpu_wave(); h < heads; h += MLA_THREADS / GPU_WAVE)
             mla_head_softmax(sh, h, k.e + (item * a.heads + head0 + h) * MLA_KEYS, count);
         gpu_sync();
@@ -589,7 +611,7 @@ GPU_KERNEL MLA_BOUNDS k_mla_sums(mla_args a, mla_chunk k) {
             sh.f_b[h] = s.f_b;
         }
         float acc[MLA_EACH][MLA_COLS] = {};
-        mla_slice_sums(acc, sh, (const gpu_bf16 *)a.rows + (size_t)b * MLA_KEYS * MLA_WIDTH + slice, count);
+        mla_slice_sums(acc, sh, rows, count);
         GPU_UNROLL
         for (uint32_t pass = 0; pass < PASSES; pass++) {
             gpu_sync();
@@ -713,18 +735,59 @@ enum { MLA_VALUE_ROWS = 8, MLA_VALUE_FLOATS = MLA_MAX_RANK };
 struct mla_value_shared {
     float lat[MLA_VALUE_FLOATS];
 };
-static_assert(sizeof(mla_value_shared) <= 48 << 10, "shared memory");
-GPU_KERNEL GPU_BOUNDS(MLA_THREADS, 2) k_mla_value(mla_args a, mla_chunk k, uint32_t rows_each) {
+static_assert(sizeof(mla_value_shared) <= 48 << 10 && (int)MLA_VALUE_FLOATS >= (int)MLA_VALUE_ROWS * MLA_RANK,
+              "shared memory");
+// The tuned shape: a wave has four values and all rows at a time.
+enum { MLA_VALUE_EACH = 4 };
+GPU_DEV void mla_value_tile(const mla_args &a, const mla_value_shared &sh, uint32_t head, uint32_t row0, uint32_t rows,
+                            uint32_t j0) {
+    enum { BLOCKS = MLA_RANK / K_BF16_BLOCK };
+    const uint32_t lane = gpu_lane();
+    const gpu_bf16 *weight = a.kv_b + ((size_t)head * (a.nope + a.value) + a.nope) * MLA_RANK + lane * 8;
+    float acc[MLA_VALUE_ROWS * MLA_VALUE_EACH] = {};
+    GPU_ROLLED
+    for (uint32_t b = 0; b < BLOCKS; b++) {
+        gpu_u4 w[MLA_VALUE_EACH];
+        GPU_UNROLL
+        for (uint32_t j = 0; j < MLA_VALUE_EACH; j++)
+            w[j] = gpu_load_u4(weight + (size_t)(j0 + j < a.value ? j0 + j : a.value - 1) * MLA_RANK + b * K_BF16_BLOCK);
+        GPU_UNROLL
+        for (uint32_t t = 0; t < 8; t++) {
+            float x[MLA_VALUE_EACH];
+            GPU_UNROLL
+            for (uint32_t j = 0; j < MLA_VALUE_EACH; j++)
+                x[j] = gpu_as_f32(t % 2 ? w[j].v[t / 2] & 0xffff0000u : w[j].v[t / 2] << 16);
+            GPU_UNROLL
+            for (uint32_t i = 0; i < MLA_VALUE_ROWS; i++) {
+                const float v = sh.lat[i * MLA_RANK + b * K_BF16_BLOCK + 32 * t + lane];
+                GPU_UNROLL
+                for (uint32_t j = 0; j < MLA_VALUE_EACH; j++)
+                    acc[i * MLA_VALUE_EACH + j] = gpu_fma(v, x[j], acc[i * MLA_VALUE_EACH + j]);
+            }
+        }
+    }
+    const float o = mla_sum_transposed(acc);
+    const uint32_t i = lane / MLA_VALUE_EACH, j = j0 + lane % MLA_VALUE_EACH;
+    const size_t at = ((size_t)(row0 + i) * a.heads + head) * a.value + j;
+    if (i < rows && j < a.value) a.out[at] = o * k_sigmoid(a.gate[at]);
+}
+
+template <bool TUNED> GPU_KERNEL MLA_BOUNDS k_mla_value(mla_args a, mla_chunk k, uint32_t rows_each) {
     gpu_begin();
     GPU_SHARED(mla_value_shared, sh);
     uint32_t head = gpu_bx(), row0 = gpu_by() * rows_each,
              rows = k.count - row0 < rows_each ? k.count - row0 : rows_each;
-    for (uint32_t i = 0; i < rows; i++) {
-        size_t at = (size_t)(row0 + i) * a.heads + head;
+    for (uint32_t i = 0; i < rows_each; i++) {
+        size_t at = (size_t)(row0 + (i < rows ? i : 0)) * a.heads + head;
         float l = k.run.l[at];
         for (uint32_t c = gpu_tid(); c < a.rank; c += gpu_nt()) sh.lat[i * a.rank + c] = k.run.a[at * a.rank + c] / l;
     }
     gpu_sync();
+    if (TUNED) {
+        for (uint32_t j = gpu_wave() * MLA_VALUE_EACH; j < a.value; j += MLA_THREADS / GPU_WAVE * MLA_VALUE_EACH)
+            mla_value_tile(a, sh, head, k.first + row0, rows, j);
+        return;
+    }
     bool aligned = a.rank % 8 == 0;
     for (uint32_t j = gpu_wave(); j < a.value; j += MLA_THREADS / GPU_WAVE) {
         const gpu_bf16 *w = a.kv_b + ((size_t)head * (a.nope + a.value) + a.nope + j) * a.rank;
@@ -858,6 +921,8 @@ static inline void mla_attend_all(gpuStream_t stream, const mla_args *args, mla_
     const bool tuned = mla_tuned(args);
     uint64_t all = (mla_keys(*args, *k, k->count - 1) + MLA_KEYS - 1) / MLA_KEYS;
     uint32_t step = (k->split || tuned ? (uint32_t)MLA_PARTS : (uint32_t)MLA_LAUNCH_ITEMS) / k->count;
+    const uint64_t launches = (all + step - 1) / step;
+    step = (uint32_t)((all + launches - 1) / launches); // none of them small
     for (k->block = 0;; k->block += step) {
         k->blocks = all - k->block < step ? (uint32_t)(all - k->block) : step;
         mla_attend(stream, args, k);
@@ -909,8 +974,11 @@ static inline void k_mla_range(gpuStream_t stream, const mla_args *args) {
         if (k.split && mla_tuned(args))
             GPU_LAUNCH_EARLY(k_mla_finish, gpuDim3(a.heads * k_ceil_div(a.value, MLA_FINISH_ROWS), k.count),
                              gpuDim3(MLA_THREADS), stream, a, k);
+        else if (mla_tuned(args))
+            GPU_LAUNCH_EARLY(k_mla_value<true>, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)),
+                             gpuDim3(MLA_THREADS), stream, a, k, value_rows);
         else
-            GPU_LAUNCH_EARLY(k_mla_value, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)), gpuDim3(MLA_THREADS),
-                             stream, a, k, value_rows);
+            GPU_LAUNCH_EARLY(k_mla_value<false>, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)),
+                             gpuDim3(MLA_THREADS), stream, a, k, value_rows);
     }
 }

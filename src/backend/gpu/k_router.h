@@ -57,15 +57,14 @@ GPU_DEV void k_router_best(k_router_shared *sh, float *value, uint32_t *id) {
     gpu_sync();
 }
 
-// Sorts the picked ids and weighs them.  host_ids may be NULL.
+// Sorts the picked ids and weighs them.
 GPU_DEV void k_router_write(const k_router_args *a, k_router_shared *sh, const float *score, uint32_t *ids,
-                            float *weights, uint32_t *host_ids) {
+                            float *weights) {
     for (uint32_t i = gpu_tid(); i < a->top_k; i += K_ROUTER_BLOCK) {
         uint32_t rank = 0, id = sh->id[i];
         float s = score[id];
         for (uint32_t j = 0; j < a->top_k; j++) rank += sh->id[j] < id;
         ids[rank] = id;
-        if (host_ids) host_ids[rank] = id;
         sh->score[rank] = s;
     }
     gpu_sync();
@@ -126,16 +125,24 @@ GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router(k_router_args a) {
         if (gpu_tid() == 0) sh.id[pick] = id;
     }
     gpu_sync();
-    k_router_write(&a, &sh, score, ids, weights, nullptr);
+    k_router_write(&a, &sh, score, ids, weights);
 }
 
 // ---------------------------------------------------------------- few experts and picks
-// A wave takes the first top_k of its own 128 choices by itself, then every candidate counts those before it.
-enum { K_ROUTER_FEW = 32, K_ROUTER_EACH = 4, K_ROUTER_FEW_EXPERTS = K_ROUTER_BLOCK * K_ROUTER_EACH };
+// A thread has four choices, a group is one of the four of a wave's threads.  When top_k groups have a choice of at
+// least some value, no smaller one is picked: the choices left are few, and each counts those before it.
+enum {
+    K_ROUTER_FEW = GPU_WAVE,
+    K_ROUTER_EACH = 4,
+    K_ROUTER_FEW_EXPERTS = K_ROUTER_BLOCK * K_ROUTER_EACH,
+    K_ROUTER_GROUPS = K_ROUTER_WAVES * K_ROUTER_EACH
+};
+static_assert((int)K_ROUTER_GROUPS == (int)GPU_WAVE, "a lane has the first choice of a group");
 typedef struct k_router_few_shared {
-    k_router_shared top;
-    uint32_t key[K_ROUTER_WAVES * K_ROUTER_FEW], id[K_ROUTER_WAVES * K_ROUTER_FEW];
-    float score[K_ROUTER_FEW_EXPERTS];
+    uint32_t bad[K_ROUTER_WAVES], top[K_ROUTER_GROUPS], left;
+    uint32_t key[K_ROUTER_FEW_EXPERTS], id[K_ROUTER_FEW_EXPERTS]; // choices left, in any order
+    uint32_t pick[K_ROUTER_FEW];
+    float score[K_ROUTER_FEW_EXPERTS], picked[K_ROUTER_FEW]; // by expert; by rank of id
 } k_router_few_shared;
 
 // Larger for a larger value, equal for both zeros, 0 for no finite value.
@@ -145,25 +152,55 @@ GPU_DEV uint32_t k_router_key(float x) {
     return u >> 31 ? ~u : u | 0x80000000u;
 }
 
-// The first `count` choices of this wave to its part of the lists; key 0: there is none.
-GPU_DEV void k_router_wave(k_router_few_shared *sh, uint32_t (&key)[K_ROUTER_EACH], uint32_t first, uint32_t count) {
-    const uint32_t to = gpu_wave() * count;
-    for (uint32_t pick = 0; pick < count; pick++) {
-        uint32_t best = 0, id = 0;
-        GPU_UNROLL
-        for (uint32_t i = 0; i < K_ROUTER_EACH; i++) {
-            id = key[i] > best ? first + i * GPU_WAVE : id;
-            best = gpu_max_u32(best, key[i]);
-        }
-        const uint32_t top = gpu_wave_max_u32(best);
-        const uint32_t winner = ~gpu_wave_max_u32(best == top ? ~id : 0);
-        GPU_UNROLL
-        for (uint32_t i = 0; i < K_ROUTER_EACH; i++) key[i] = first + i * GPU_WAVE == winner ? 0 : key[i];
-        if (gpu_lane() == 0) {
-            sh->key[to + pick] = top;
-            sh->id[to + pick] = winner;
-        }
+// A value that at least top_k choices reach, or 0.
+GPU_DEV uint32_t k_router_least(const k_router_few_shared *sh, uint32_t top_k) {
+    const uint32_t mine = sh->top[gpu_lane()];
+    uint32_t reach = 0;
+    GPU_UNROLL
+    for (int g = 0; g < K_ROUTER_GROUPS; g++) reach += gpu_shfl(mine, g) >= mine;
+    return gpu_wave_max_u32(reach >= top_k ? mine : 0);
+}
+
+// Choices that reach `least` to the list.
+GPU_DEV void k_router_keep(k_router_few_shared *sh, const uint32_t (&key)[K_ROUTER_EACH], uint32_t first,
+                           uint32_t least) {
+    uint32_t kept[K_ROUTER_EACH], count = 0, at = 0;
+    GPU_UNROLL
+    for (uint32_t i = 0; i < K_ROUTER_EACH; i++) {
+        kept[i] = gpu_ballot(key[i] != 0 && key[i] >= least);
+        count += gpu_popc(kept[i]);
     }
+    if (gpu_lane() == 0 && count) at = gpu_atomic_add(&sh->left, count);
+    at = gpu_shfl(at, 0);
+    GPU_UNROLL
+    for (uint32_t i = 0; i < K_ROUTER_EACH; i++) {
+        const uint32_t place = at + gpu_popc(kept[i] & ((1u << gpu_lane()) - 1));
+        if (kept[i] >> gpu_lane() & 1) {
+            sh->key[place] = key[i];
+            sh->id[place] = first + i * GPU_WAVE;
+        }
+        at += gpu_popc(kept[i]);
+    }
+}
+
+// The picks in ascending order of id, weighed; the first wave has one a lane.
+GPU_DEV void k_router_few_write(k_router_few_shared *sh, const k_router_args &a, size_t row) {
+    const uint32_t lane = gpu_lane(), id = lane < a.top_k ? sh->pick[lane] : UINT32_MAX;
+    uint32_t rank = 0;
+    GPU_UNROLL
+    for (int j = 0; j < K_ROUTER_FEW; j++) rank += gpu_shfl(id, j) < id;
+    const float s = id != UINT32_MAX ? sh->score[id] : 0.0f;
+    if (gpu_wave() == 0 && lane < a.top_k) {
+        a.ids[row * a.top_k + rank] = id;
+        if (a.host_ids) a.host_ids[rank] = id;
+        sh->picked[rank] = s;
+    }
+    gpu_sync();
+    float l = 0.0f;
+    GPU_UNROLL_8
+    for (uint32_t i = 0; i < a.top_k; i++) l = l + sh->picked[i];
+    l = l + 1e-20f;
+    if (gpu_wave() == 0 && lane < a.top_k) a.weights[row * a.top_k + rank] = (a.renormalize ? s / l : s) * a.scale;
 }
 
 GPU_DEV void k_router_few(k_router_few_shared *sh, const k_router_args &a, size_t row) {
@@ -184,38 +221,39 @@ GPU_DEV void k_router_few(k_router_few_shared *sh, const k_router_args &a, size_
         if (e < a.experts) sh->score[e] = s;
         key[i] = e < a.experts ? k_router_key(choice) : 0;
         bad = bad || (e < a.experts && !k_finite(choice));
+        const uint32_t top = gpu_wave_max_u32(key[i]);
+        if (gpu_lane() == 0) sh->top[gpu_wave() * K_ROUTER_EACH + i] = top;
     }
     const uint32_t in_wave = gpu_ballot(bad);
-    if (gpu_lane() == 0) sh->top.bad[gpu_wave()] = in_wave;
-    k_router_wave(sh, key, first, a.top_k);
+    if (gpu_lane() == 0) sh->bad[gpu_wave()] = in_wave;
+    if (gpu_tid() == 0) sh->left = 0;
     gpu_sync();
     uint32_t any = 0;
-    for (int w = 0; w < K_ROUTER_WAVES; w++) any |= sh->top.bad[w];
-    uint32_t *ids = a.ids + row * a.top_k;
-    float *weights = a.weights + row * a.top_k;
+    for (int w = 0; w < K_ROUTER_WAVES; w++) any |= sh->bad[w];
     if (gpu_tid() == 0 && (any || a.host_bad)) {
         const uint32_t mine = any ? a.bad_base + (uint32_t)row : UINT32_MAX, old = gpu_atomic_min(a.bad, mine);
         if (a.host_bad) *a.host_bad = old < mine ? old : mine;
     }
     if (any) {
         if (gpu_tid() < a.top_k) {
-            ids[gpu_tid()] = gpu_tid();
-            weights[gpu_tid()] = 0.0f;
+            a.ids[row * a.top_k + gpu_tid()] = gpu_tid();
+            a.weights[row * a.top_k + gpu_tid()] = 0.0f;
             if (a.host_ids) a.host_ids[gpu_tid()] = gpu_tid();
         }
         return;
     }
-    const uint32_t candidates = K_ROUTER_WAVES * a.top_k;
-    if (gpu_tid() < candidates && sh->key[gpu_tid()]) {
-        const uint32_t mine = sh->key[gpu_tid()], id = sh->id[gpu_tid()];
+    k_router_keep(sh, key, first, k_router_least(sh, a.top_k));
+    gpu_sync();
+    const uint32_t left = sh->left;
+    for (uint32_t c = gpu_tid(); c < left; c += K_ROUTER_BLOCK) {
+        const uint32_t mine = sh->key[c], id = sh->id[c];
         uint32_t rank = 0;
         GPU_UNROLL_8
-        for (uint32_t i = 0; i < candidates; i++)
-            rank += sh->key[i] > mine || (sh->key[i] == mine && sh->id[i] < id);
-        if (rank < a.top_k) sh->top.id[rank] = id;
+        for (uint32_t i = 0; i < left; i++) rank += sh->key[i] > mine || (sh->key[i] == mine && sh->id[i] < id);
+        if (rank < a.top_k) sh->pick[rank] = id;
     }
     gpu_sync();
-    k_router_write(&a, &sh->top, sh->score, ids, weights, a.host_ids);
+    k_router_few_write(sh, a, row);
 }
 
 GPU_KERNEL GPU_BOUNDS(K_ROUTER_BLOCK, 2) kern_router_few(k_router_args a) {
