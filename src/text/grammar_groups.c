@@ -24,8 +24,10 @@ static uint32_t range_of(const ms_group_key *key, uint32_t cp) {
     uint32_t lo = 0, hi = key->cut_count;
     while (lo < hi) {
         uint32_t mid = (lo + hi) / 2;
-        if (key->cuts[mid] <= cp) lo = mid + 1;
-        else hi = mid;
+        if (key->cuts[mid] <= cp)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
     return lo;
 }
@@ -203,8 +205,10 @@ static void fill(maker *k) {
         x->floors = floors += i < g->count ? x->floors : 0;
         x->parts = parts += i < g->count ? x->parts : 0;
     }
-    for (uint32_t i = k->tokens.count; i-- > 0;) g->tokens[--g->groups[k->tokens.items[i].group].tokens] = k->tokens.items[i].what;
-    for (uint32_t i = k->floors.count; i-- > 0;) g->floors[--g->groups[k->floors.items[i].group].floors] = k->floors.items[i].what;
+    for (uint32_t i = k->tokens.count; i-- > 0;)
+        g->tokens[--g->groups[k->tokens.items[i].group].tokens] = k->tokens.items[i].what;
+    for (uint32_t i = k->floors.count; i-- > 0;)
+        g->floors[--g->groups[k->floors.items[i].group].floors] = k->floors.items[i].what;
     for (uint32_t i = k->parts.count; i-- > 0;) {
         const found *f = &k->parts.items[i];
         g->parts[--g->groups[f->group].parts] = (ms_group_part){f->part, f->what};

@@ -1,8 +1,8 @@
 /* grammar_groups.h: the tokens of a vocabulary, grouped by what a string of a grammar sees of them.
  *
- * A string's language cuts the code points into classes that it never tells apart.  Tokens that are the same sequence of
- * classes are one group, so a walk from any state of the string steps from group to group, by whole code points, and takes
- * their tokens as they are.  For a string of any text a group is a number of code points.
+ * A string's language cuts the code points into classes that it never tells apart.  Tokens that are the same sequence
+ * of classes are one group, so a walk from any state of the string steps from group to group, by whole code points, and
+ * takes their tokens as they are.  For a string of any text a group is a number of code points.
  *
  * Owns: its arrays.  Threads: immutable once made.
  * Invariant: a group's parent (one code point less) has a smaller number; group 0 has read nothing.
@@ -17,16 +17,16 @@ enum { MS_GROUP_CUTS = 160, MS_GROUP_CLASSES = 32 };
 
 /* What a grouping is made for. */
 typedef struct ms_group_key {
-    uint32_t form, part; /* part: what a token begins in the middle of */
+    uint32_t form, part;                     /* part: what a token begins in the middle of */
     uint32_t cuts[MS_GROUP_CUTS], cut_count; /* first code points of the ranges but the first */
     uint8_t classes[MS_GROUP_CUTS + 1];      /* by range */
-    uint64_t stops[4]; /* a bare string's: bytes that may follow it */
+    uint64_t stops[4];                       /* a bare string's: bytes that may follow it */
 } ms_group_key;
 
 typedef struct ms_group {
-    uint32_t parent, symbol; /* a code point of its last class */
+    uint32_t parent, symbol;        /* a code point of its last class */
     uint32_t tokens, parts, floors; /* where its share of the arrays begins; that of the next group is its end */
-    uint64_t *mask; /* of the tokens, where they are many */
+    uint64_t *mask;                 /* of the tokens, where they are many */
 } ms_group;
 
 typedef struct ms_group_part {
@@ -36,10 +36,10 @@ typedef struct ms_group_part {
 typedef struct ms_groups {
     ms_group_key key;
     uint32_t count;
-    ms_group *groups; /* [count + 1] */
-    uint32_t *tokens; /* that end behind the group */
+    ms_group *groups;     /* [count + 1] */
+    uint32_t *tokens;     /* that end behind the group */
     ms_group_part *parts; /* that end inside the next code point; by part */
-    uint32_t *floors; /* nodes behind (bare strings: at) which the string may have ended */
+    uint32_t *floors;     /* nodes behind (bare strings: at) which the string may have ended */
     struct ms_groups *next;
 } ms_groups;
 

@@ -28,7 +28,7 @@ struct ms_leaf_walker {
     struct place {
         uint32_t a, b;
         bool alive;
-    } *places; /* by group */
+    } * places; /* by group */
     uint32_t place_cap;
 };
 
@@ -106,8 +106,10 @@ ms_frame ms_leaf_canonical(ms_leaf_walker *w, const ms_matcher *m, const ms_fram
     ms_frame out = *f;
     if (b->kind != MS_BLOCK_STRING) return out;
     uint64_t reach = (uint64_t)w->v->deepest + (b->dfa != MS_DFA_NONE ? language_of(w, b)->farthest : 0) + 2;
-    uint64_t below_max = b->max == MS_UNLIMITED ? UINT64_MAX : b->max < reach ? 0 : b->max - reach; /* far from max up to here */
-    if (f->b >= b->min) { /* the lower bound is behind */
+    uint64_t below_max = b->max == MS_UNLIMITED ? UINT64_MAX
+                         : b->max < reach       ? 0
+                                                : b->max - reach; /* far from max up to here */
+    if (f->b >= b->min) {                                   /* the lower bound is behind */
         if (b->max != MS_UNLIMITED && f->b < below_max) out.b = (uint32_t)below_max;
     } else if (b->min - f->b > reach && b->min - reach <= below_max) {
         out.b = (uint32_t)(b->min - reach);
@@ -191,7 +193,8 @@ static void allow_group(const ms_groups *g, uint32_t at, uint32_t before, uint32
     for (uint32_t t = x->tokens; t < g->groups[at + 1].tokens; t++) ms_result_allow(r, g->tokens[t], before, after);
 }
 
-static void allow_parts(const ms_matcher *m, const ms_groups *g, uint32_t at, ms_frame f, uint32_t before, ms_result *r) {
+static void allow_parts(const ms_matcher *m, const ms_groups *g, uint32_t at, ms_frame f, uint32_t before,
+                        ms_result *r) {
     uint32_t cost = MS_BOUND_NONE, known = 0;
     for (uint32_t p = g->groups[at].parts; p < g->groups[at + 1].parts; p++) {
         if (g->parts[p].part != known) {
@@ -202,8 +205,8 @@ static void allow_parts(const ms_matcher *m, const ms_groups *g, uint32_t at, ms
     }
 }
 
-static void walk_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *top, uint32_t before, const ms_groups *g,
-                        ms_result *r) {
+static void walk_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *top, uint32_t before,
+                        const ms_groups *g, ms_result *r) {
     if (g->count > w->place_cap) {
         struct place *p = realloc(w->places, g->count * sizeof *p);
         if (!p) {
@@ -237,8 +240,8 @@ static void walk_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *
 
 /* ------------------------------------------------------------------ nearly any text */
 
-/* The groups of any text hold for most tokens; those that leave the home state, or have not come to it, are looked at one
- * by one: they may cost more, not fit, or not end where others do. */
+/* The groups of any text hold for most tokens; those that leave the home state, or have not come to it, are looked at
+ * one by one: they may cost more, not fit, or not end where others do. */
 typedef struct exceptions {
     ms_leaf_walker *w;
     const ms_matcher *m;
@@ -287,7 +290,8 @@ static void look_from(exceptions *x, uint32_t first, uint32_t end) {
 static void look_outside(exceptions *x, const ms_frame *top, uint8_t way_out) {
     const ms_vocabulary *v = x->w->v;
     const ms_block *b = &x->m->g->blocks[top->block];
-    for (const uint8_t *at = v->byte, *end = v->byte + v->nodes; at < end && (at = memchr(at, way_out, (size_t)(end - at))); at++) {
+    for (const uint8_t *at = v->byte, *end = v->byte + v->nodes;
+         at < end && (at = memchr(at, way_out, (size_t)(end - at))); at++) {
         uint32_t n = (uint32_t)(at - v->byte), depth = v->depth[n], k = 0;
         ms_frame f = *top;
         const uint8_t *path = ms_vocabulary_path(v, n);
@@ -352,8 +356,10 @@ static bool walk_by_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_fram
     language *l = b->dfa != MS_DFA_NONE ? language_of(w, b) : NULL;
     ms_group_key key;
     if (l && l->ungrouped) return false;
-    if (l) key = l->key;
-    else (void)ms_group_key_of(m->g, b, &key);
+    if (l)
+        key = l->key;
+    else
+        (void)ms_group_key_of(m->g, b, &key);
     key.part = top->c;
     if (b->form == MS_STRING_RAW) memcpy(key.stops, stops, sizeof key.stops);
     bool too_many = false;
@@ -393,7 +399,8 @@ bool ms_leaf_warm(ms_leaf_walker *w) {
     if (ms_matcher_create(&m, w->g, NULL) != MS_OK) return false;
     for (uint32_t i = 1; i < w->g->count && left; i++) {
         const ms_block *b = &w->g->blocks[i];
-        if (b->kind != MS_BLOCK_STRING || b->form == MS_STRING_RAW || b->dfa == MS_DFA_NONE || b->cost >= MS_BOUND_NONE) continue;
+        if (b->kind != MS_BLOCK_STRING || b->form == MS_STRING_RAW || b->dfa == MS_DFA_NONE || b->cost >= MS_BOUND_NONE)
+            continue;
         left--;
         const language *l = language_of(w, b);
         if (l->ungrouped || groups_for(w, &l->key, false, &too_many)) continue;

@@ -1,9 +1,9 @@
 /* grammar_mask.c: walks over the tree of a vocabulary, and what is kept of them (grammar_mask.h).
  *
- * A walk of one stack goes in two parts.  The local part has the top frame alone on a floor: tokens that stay inside are
- * allowed whatever is below; places where the frame ends are noted.  The second part goes on from there with the real
- * frames below: what follows those places, put together as one tree (grammar_result.h).  Results of the first are kept by
- * frame, of both by whole stack.
+ * A walk of one stack goes in two parts.  The local part has the top frame alone on a floor: tokens that stay inside
+ * are allowed whatever is below; places where the frame ends are noted.  The second part goes on from there with the
+ * real frames below: what follows those places, put together as one tree (grammar_result.h).  Results of the first are
+ * kept by frame, of both by whole stack.
  *
  * A result has, beside the mask, the tokens that raise the bound and by how much: with a limit those that raise it
  * beyond the slack are taken out.
@@ -153,8 +153,10 @@ static uint32_t step_set(walk *w, uint32_t depth, uint8_t byte, bool *floor) {
     for (uint32_t i = 0; i < c->count[depth]; i++) ms_match_step(m, c->sets.data[c->from[depth] + i], byte, &c->sets);
     for (uint32_t i = end; i < c->sets.count; i++) {
         uint32_t f = c->sets.data[i];
-        if (f == MS_FRAME_FLOOR) *floor = true;
-        else c->sets.data[end++] = f;
+        if (f == MS_FRAME_FLOOR)
+            *floor = true;
+        else
+            c->sets.data[end++] = f;
     }
     c->sets.count = end;
     c->count[depth + 1] = end - c->from[depth + 1];
@@ -285,8 +287,8 @@ static bool is_doubtful(next_text *n, uint32_t depth, uint8_t byte) {
     return false;
 }
 
-/* From behind the frame's end on with the frames below, whose stacks are at depth 0.  Where the leaf's text matters, only
- * up to another one like it: what both are is not known here. */
+/* From behind the frame's end on with the frames below, whose stacks are at depth 0.  Where the leaf's text matters,
+ * only up to another one like it: what both are is not known here. */
 static void walk_suffixes(walk *w, const ms_result *local, bool text) {
     ms_matcher *m = w->m;
     uint32_t depth = 0, *at = w->c->suffix, log = m->log_len;
@@ -419,8 +421,15 @@ static ms_result *local_result(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
     uint64_t stops[4];
     bytes_behind(c, m, leaf, stops);
     ms_frame f = ms_leaf_canonical(c->leaves, m, &m->frames[leaf]);
-    uint64_t key[KEY] = {1 + f.phase, (uint64_t)f.block << 32 | f.a, (uint64_t)f.b << 32 | f.c,
-                         (uint64_t)f.d << 32 | f.start, m->seen[f.seen].hash, stops[0], stops[1], stops[2], stops[3]};
+    uint64_t key[KEY] = {1 + f.phase,
+                         (uint64_t)f.block << 32 | f.a,
+                         (uint64_t)f.b << 32 | f.c,
+                         (uint64_t)f.d << 32 | f.start,
+                         m->seen[f.seen].hash,
+                         stops[0],
+                         stops[1],
+                         stops[2],
+                         stops[3]};
     ms_result *r = find(c, key);
     if (r) return r;
     r = walk_local(c, m, &f, stops);
@@ -485,8 +494,10 @@ static void correct_paths(walk *w, uint32_t leaf) {
         m->log_len = mark.log + depth - 1;
         uint32_t best = step_set(w, depth - 1, v->byte[n], &floor);
         if (v->token[n] == MS_NO_TOKEN) continue;
-        if (best >= MS_BOUND_NONE) ms_result_forbid(w->r, v->token[n]);
-        else ms_result_allow(w->r, v->token[n], w->before, best);
+        if (best >= MS_BOUND_NONE)
+            ms_result_forbid(w->r, v->token[n]);
+        else
+            ms_result_allow(w->r, v->token[n], w->before, best);
     }
     ms_match_back(m, mark);
 }

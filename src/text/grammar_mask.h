@@ -1,9 +1,10 @@
 /* grammar_mask.h: which tokens of a vocabulary may come next.
  *
- * A vocabulary is a tree of the bytes of all ordinary tokens, built once a tokenizer.  A mask walks it along every stack
- * of a matcher, so a token may end inside a code point and may cross any number of blocks.  What a walk finds depends on
- * the top frame first and on the frames below only where a token leaves it; both parts are kept, so after warm-up a mask
- * is a few copies.
+ * A vocabulary is a tree of the bytes of all ordinary tokens, built once a tokenizer.  A mask walks it along every
+ * stack of a matcher, so a token may end inside a code point and may cross any number of blocks.  What a walk finds
+ * depends on the top frame first and on the frames below only where a token leaves it; both parts are kept.  Strings,
+ * that nearly all tokens fit, are walked by groups of tokens (grammar_groups.h), so that a state that is new costs
+ * little, too.
  *
  * With a limit, a token is allowed only when the text after it can be completed in the tokens that are left (a byte is
  * never more than a token).  So a reply that can be completed at its start is complete at its limit.

@@ -61,8 +61,10 @@ static bool make_mask(ms_result *r) {
 
 static void note(ms_result *r, uint32_t token) {
     if (!r->mask && r->token_count == FEW_TOKENS && !make_mask(r)) return;
-    if (r->mask) set(r->mask, token);
-    else if (grow(r, (void **)&r->tokens, &r->token_cap, r->token_count, sizeof *r->tokens)) r->tokens[r->token_count++] = token;
+    if (r->mask)
+        set(r->mask, token);
+    else if (grow(r, (void **)&r->tokens, &r->token_cap, r->token_count, sizeof *r->tokens))
+        r->tokens[r->token_count++] = token;
 }
 
 void ms_result_allow_all(ms_result *r, const uint64_t *mask) {
@@ -106,7 +108,8 @@ void ms_result_allow(ms_result *r, uint32_t token, uint32_t before, uint32_t aft
 }
 
 void ms_result_floor(ms_result *r, uint32_t node) {
-    if (grow(r, (void **)&r->floors, &r->floor_cap, r->floor_count, sizeof *r->floors)) r->floors[r->floor_count++] = node;
+    if (grow(r, (void **)&r->floors, &r->floor_cap, r->floor_count, sizeof *r->floors))
+        r->floors[r->floor_count++] = node;
 }
 
 void ms_result_allow_like(ms_result *r, const ms_result *other) {
@@ -135,7 +138,8 @@ static uint32_t suffix_child(ms_result *r, uint32_t parent, uint8_t byte) {
 
 static void suffix_token(ms_result *r, uint32_t at, uint32_t token, uint32_t floor) {
     if (token == MS_NO_TOKEN) return;
-    if (!grow(r, (void **)&r->suffix_tokens, &r->suffix_token_cap, r->suffix_token_count, sizeof *r->suffix_tokens)) return;
+    if (!grow(r, (void **)&r->suffix_tokens, &r->suffix_token_cap, r->suffix_token_count, sizeof *r->suffix_tokens))
+        return;
     r->suffix_tokens[r->suffix_token_count++] = (ms_suffix_token){token, floor, r->suffixes[at].tokens};
     r->suffixes[at].tokens = r->suffix_token_count;
 }

@@ -15,11 +15,11 @@ struct ms_vocabulary {
     const ms_tokenizer *tokenizer;
     uint32_t first_control, logits, nodes, deepest;
     uint8_t *byte;
-    uint16_t *depth; /* 1 for first bytes */
-    uint32_t *end;   /* behind the subtree */
-    uint32_t *token; /* MS_NO_TOKEN: none ends here */
+    uint16_t *depth;            /* 1 for first bytes */
+    uint32_t *end;              /* behind the subtree */
+    uint32_t *token;            /* MS_NO_TOKEN: none ends here */
     struct ms_groups *any_text; /* of quoted strings of any text (grammar_groups.h) */
-    uint32_t root[256]; /* node of a first byte; UINT32_MAX: none */
+    uint32_t root[256];         /* node of a first byte; UINT32_MAX: none */
 };
 
 /* Bytes of the way to a node: those of the first token below it. */

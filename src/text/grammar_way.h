@@ -1,8 +1,8 @@
 /* grammar_way.h: a shortest completion of what a matcher read, in tokens.
  *
- * The way follows the bound down, symbol by symbol, and is then cut into as few tokens as it can be.  What is left of a way
- * after some of its symbols is the way from there: so a matcher keeps its way while what it reads keeps to it, and nothing
- * depends on whether it did.
+ * The way follows the bound down, symbol by symbol, and is then cut into as few tokens as it can be.  What is left of a
+ * way after some of its symbols is the way from there: so a matcher keeps its way while what it reads keeps to it, and
+ * nothing depends on whether it did.
  *
  * Owns: a way its arrays.  Threads: as the matcher.
  * Errors: false: out of memory.

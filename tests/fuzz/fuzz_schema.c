@@ -1,10 +1,12 @@
-/* fuzz_schema.c: any JSON as a schema; what compiles must be walkable to an end that the validator accepts.
+/* fuzz_schema.c: any JSON as a schema; what compiles must be walkable to an end that the validator accepts, and its token
+ * masks must be what the matcher says about every token.
  *
  * The first bytes are random choices of the walk, the rest is the schema's text.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "text/grammar_mask.h"
 #include "text/schema.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -31,13 +33,61 @@ static bool step(ms_matcher *m, uint8_t wish, ms_text *text) {
     return false;
 }
 
+/* ------------------------------------------------------------------ masks */
+
+static ms_tokenizer *tokenizer;
+static ms_vocabulary *vocabulary;
+
+static void add_token(ms_text *ranks, const uint8_t *s, size_t n, unsigned rank) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t v = (uint32_t)s[i] << 16 | (i + 1 < n ? (uint32_t)s[i + 1] << 8 : 0) | (i + 2 < n ? s[i + 2] : 0u);
+        char out[4] = {digits[v >> 18], digits[v >> 12 & 63], i + 1 < n ? digits[v >> 6 & 63] : '=',
+                       i + 2 < n ? digits[v & 63] : '='};
+        ms_text_append(ranks, out, 4);
+    }
+    ms_text_printf(ranks, " %u\n", rank);
+}
+
+/* The bytes, and what crosses the parts of a reply. */
+static void make_vocabulary(void) {
+    static const char *const tokens[] = {"aa", "ab", "a\"", "\",\"", "\":\"", "\": ", "{\"", "[\"", "\"]", "\"}", "],[", "1,1", "12", "0.5",
+                                         "1,", "},{", "true,", "null", "\xc3\xa9\"", "\xa9\"", "\xf0\x9f", "\\u00", "\\n", "\n\t",
+                                         ", \"", "a,b", "\"\"", "\"a\"", "\",\"a", "\"a\":1", "\"a\":{\"a", "-1", "e5", "  "};
+    ms_text ranks = {0};
+    ms_error err;
+    for (unsigned i = 0; i < 256; i++) add_token(&ranks, &(uint8_t){(uint8_t)i}, 1, i);
+    for (unsigned i = 0; i < sizeof tokens / sizeof tokens[0]; i++)
+        add_token(&ranks, (const uint8_t *)tokens[i], strlen(tokens[i]), 256 + i);
+    if (ms_tokenizer_parse(&tokenizer, ranks.data, ranks.len, "fuzz", &err) != MS_OK) abort();
+    if (ms_vocabulary_create(&vocabulary, tokenizer, ms_tokenizer_ranks(tokenizer) + 256, &err) != MS_OK) abort();
+    ms_text_free(&ranks);
+}
+
+static void check_mask(ms_mask_cache *cache, ms_matcher *m) {
+    uint64_t mask[16] = {0};
+    ms_error err;
+    if (ms_vocabulary_mask_words(vocabulary) > 16) abort();
+    if (ms_mask_next(cache, m, MS_UNLIMITED, mask, &err) != MS_OK) return; /* nothing follows */
+    for (uint32_t id = 0; id < ms_tokenizer_ranks(tokenizer); id++) {
+        ms_matcher *trial;
+        if (ms_matcher_copy(&trial, m, &err) != MS_OK) abort();
+        if (ms_matcher_token(trial, vocabulary, id) != (bool)(mask[id >> 6] >> (id & 63) & 1)) abort();
+        ms_matcher_destroy(trial);
+    }
+}
+
 static void walk(const ms_schema *s, const ms_grammar *g, const uint8_t *wishes, size_t count, bool exact) {
     ms_matcher *m;
     ms_error err;
     ms_text text = {0};
     if (ms_matcher_create(&m, g, &err) != MS_OK) abort();
     bool short_enough = ms_matcher_bound(m) < 300;
+    ms_mask_cache *cache;
+    if (!vocabulary) make_vocabulary();
+    if (ms_mask_cache_create(&cache, g, vocabulary, &err) != MS_OK) abort();
     for (size_t i = 0; short_enough && (i < count || !ms_matcher_accepts(m)); i++) {
+        if (i % 8 == 5 && i < 64) check_mask(cache, m);
         if (i >= count && ms_matcher_bound(m) > 1000) short_enough = false;
         else if (!step(m, i < count ? wishes[i] : 0, &text)) {
             if (!ms_matcher_accepts(m)) abort(); /* a state without a way to its end */
@@ -54,6 +104,7 @@ static void walk(const ms_schema *s, const ms_grammar *g, const uint8_t *wishes,
     }
     ms_json_free(doc);
     ms_text_free(&text);
+    ms_mask_cache_destroy(cache);
     ms_matcher_destroy(m);
 }
 

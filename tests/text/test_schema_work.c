@@ -1,4 +1,5 @@
-/* Schemas that grow when they are compiled: each is compiled or refused by name, in steps that are bounded by its length. */
+/* Schemas that grow when they are compiled: each is compiled or refused by name, in steps that are bounded by its
+ * length. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -24,46 +25,55 @@ static const hard schemas[] = {
      "\"l%d\":{\"anyOf\":[{\"$ref\":\"#/$defs/l%p\"},{\"$ref\":\"#/$defs/l%p\"}]}", 24, "anyOf"},
     {"oneOf doubled", "{\"$ref\":\"#/$defs/l24\",\"$defs\":{\"l0\":{\"type\":\"string\"},%R}}",
      "\"l%d\":{\"oneOf\":[{\"$ref\":\"#/$defs/l%p\"},{\"$ref\":\"#/$defs/l%p\"}]}", 24, "not"},
-    {"oneOf doubled about a value", "{\"const\":1,\"not\":{\"oneOf\":[{\"$ref\":\"#/$defs/l24\"}]},\"$defs\":{\"l0\":{},%R}}",
+    {"oneOf doubled about a value",
+     "{\"const\":1,\"not\":{\"oneOf\":[{\"$ref\":\"#/$defs/l24\"}]},\"$defs\":{\"l0\":{},%R}}",
      "\"l%d\":{\"oneOf\":[{\"$ref\":\"#/$defs/l%p\"},{\"not\":{\"$ref\":\"#/$defs/l%p\"}}]}", 24, "not"},
     {"properties doubled", "{\"$ref\":\"#/$defs/l24\",\"$defs\":{\"l0\":{\"type\":\"string\"},%R}}",
      "\"l%d\":{\"type\":\"object\",\"allOf\":[{\"properties\":{\"a\":{\"$ref\":\"#/$defs/l%p\"}}},"
-     "{\"properties\":{\"a\":{\"$ref\":\"#/$defs/l%p\"}}}]}", 24, NULL},
+     "{\"properties\":{\"a\":{\"$ref\":\"#/$defs/l%p\"}}}]}",
+     24, NULL},
     {"allOf of anyOf", "{\"allOf\":[%R]}", "{\"anyOf\":[{\"minLength\":%d},{\"maxLength\":%r}]}", 24, "anyOf"},
     {"if in a row", "{\"allOf\":[%R]}",
-     "{\"if\":{\"required\":[\"a%d\"]},\"then\":{\"required\":[\"b%d\"]},\"else\":{\"required\":[\"c%d\"]}}", 16, "not"},
-    {"dependent names", "{\"type\":\"object\",\"dependentRequired\":{%R}}", "\"a%d\":[\"b%d\"]", 16, "dependentRequired"},
+     "{\"if\":{\"required\":[\"a%d\"]},\"then\":{\"required\":[\"b%d\"]},\"else\":{\"required\":[\"c%d\"]}}", 16,
+     "not"},
+    {"dependent names", "{\"type\":\"object\",\"dependentRequired\":{%R}}", "\"a%d\":[\"b%d\"]", 16,
+     "dependentRequired"},
     {"oneOf of many", "{\"oneOf\":[%R]}", "{\"properties\":{\"k\":{\"minLength\":%d}}}", 60, "not"},
     {"oneOf of constants", "{\"oneOf\":[%R]}",
      "{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"a%d\"}},\"required\":[\"k\"]}", 300, NULL},
-    {"patterns of keys", "{\"type\":\"object\",\"patternProperties\":{%R}}", "\"(a|b)*a(a|b){1%d}\":{\"type\":\"string\"}", 3,
-     "patternProperties"},
+    {"patterns of keys", "{\"type\":\"object\",\"patternProperties\":{%R}}",
+     "\"(a|b)*a(a|b){1%d}\":{\"type\":\"string\"}", 3, "patternProperties"},
     {"a pattern of many states", "{\"type\":\"string\",\"pattern\":\"(a|b)*a(a|b){20}\"}", "", 0, "pattern"},
     {"a pattern repeated", "{\"type\":\"string\",\"pattern\":\"^.{1,100000}$\"}", "", 0, "pattern"},
     {"patterns together", "{\"allOf\":[%R]}", "{\"type\":\"string\",\"pattern\":\"a%d.*b%d.*c%d\"}", 8, "pattern"},
     {"a count beside a pattern", "{\"type\":\"string\",\"minLength\":50000,\"pattern\":\"a\"}", "", 0, "minLength"},
     {"two long lists", "{\"allOf\":[{\"enum\":[%R]},{\"enum\":[\"v0\",%R]}]}", "\"v%d\"", 4000, "enum"},
-    {"a long list that differs", "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[%R]}}", "%d", 2000, NULL},
+    {"a long list that differs", "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[%R]}}", "%d", 2000,
+     NULL},
     {"numbers left out", "{\"type\":\"integer\",\"not\":{\"enum\":[%R]}}", "%d", 4000, "maximum"},
     {"multiples in wide bounds", "{\"type\":\"number\",\"multipleOf\":9973,\"minimum\":-1e60,\"maximum\":1e60}", "", 0,
      "multipleOf"},
-    {"many properties", "{\"type\":\"object\",\"properties\":{%R}}", "\"property number %d\":{\"type\":\"string\"}", 8000, NULL},
+    {"many properties", "{\"type\":\"object\",\"properties\":{%R}}", "\"property number %d\":{\"type\":\"string\"}",
+     8000, NULL},
     {"many names", "{\"type\":\"object\",\"required\":[%R]}", "\"p%d\"", 20000, NULL},
     {"many prefixes", "{\"type\":\"array\",\"prefixItems\":[%R]}", "{\"type\":\"string\"}", 8000, NULL},
     {"the same from everywhere", "{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{%R}}}}",
      "\"p%d\":{\"$ref\":\"#/$defs/n\"}", 2000, NULL},
     {"least members", "{\"type\":\"object\",\"properties\":{%R},\"minProperties\":2000,\"additionalProperties\":false}",
      "\"p%d\":{\"type\":\"string\"}", 4000, "minProperties"},
-    {"one format often", "{\"type\":\"object\",\"properties\":{%R}}", "\"p%d\":{\"type\":\"string\",\"format\":\"email\"}", 500,
-     NULL}};
+    {"one format often", "{\"type\":\"object\",\"properties\":{%R}}",
+     "\"p%d\":{\"type\":\"string\",\"format\":\"email\"}", 500, NULL}};
 
 static void add_parts(ms_text *t, const hard *h) {
     for (unsigned i = 1; i <= h->count; i++) {
         if (i > 1) ms_text_puts(t, ",");
         for (const char *p = h->part; *p; p++) {
-            if (*p != '%') ms_text_append(t, p, 1);
-            else if (*++p == 'd') ms_text_printf(t, "%u", i);
-            else ms_text_printf(t, "%u", *p == 'p' ? i - 1 : h->count - i);
+            if (*p != '%')
+                ms_text_append(t, p, 1);
+            else if (*++p == 'd')
+                ms_text_printf(t, "%u", i);
+            else
+                ms_text_printf(t, "%u", *p == 'p' ? i - 1 : h->count - i);
         }
     }
 }
