@@ -11,9 +11,9 @@
 #include "base/bytes.h"
 #include "session/engine.h"
 
-static const char *const models[] = {"models/k3-nano", "tests/golden/k3/k3-tiny-a", "tests/golden/k3/k3-tiny-c",
-                                     "tests/golden/mimo26/mimo-tiny"};
-enum { MODELS = 4, PROMPT = 70, STEPS = 6, ALL = 1000 };
+static const char *const models[] = {"models/k3-nano", "models/mimo-nano", "tests/golden/k3/k3-tiny-a",
+                                     "tests/golden/k3/k3-tiny-c", "tests/golden/mimo26/mimo-tiny"};
+enum { MODELS = 5, PROMPT = 70, STEPS = 6, ALL = 1000 };
 
 typedef struct setup {
     const char *label;
