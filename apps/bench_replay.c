@@ -192,7 +192,7 @@ static double draw(replay *r) {
 static void guess_next(replay *r, uint32_t token, uint32_t layer) {
     const ms_route_trace *t = &r->trace;
     uint32_t experts = r->files.model.experts.expert_count, n = t->top_k - t->top_k / 4;
-    if (layer + 1 >= t->layers || !ms_expert_wants_guess(r->service)) return;
+    if (layer + 1 >= t->layers || !ms_expert_wants_guess(r->service, layer + 1)) return;
     const uint32_t *right = ms_route_trace_row(t, token, layer + 1);
     for (uint32_t i = 0; i < n;) {
         uint32_t id = draw(r) < r->flags->guess ? right[i] : (uint32_t)(draw(r) * experts);

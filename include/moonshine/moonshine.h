@@ -64,7 +64,7 @@ typedef struct ms_engine_options {
     uint32_t experts;             /* cache slots a routed layer, 0..all; MS_DEFAULT_EXPERTS: min(32, all), or with a
                                      device that has its own memory what fits there */
     uint32_t staging;             /* expert read buffers; 0: 16 */
-    uint32_t read_depth;          /* expert reads in flight; 0: as many as staging buffers */
+    uint32_t read_depth;          /* expert reads in flight; 0: as many as staging buffers, fewer for single tokens */
     uint32_t range_rows;          /* most rows of one layer-major pass; 0: min(context, 512); MS_RANGE_AUTO: what fits */
     uint32_t snapshots;           /* retained state copies that the plan counts */
     uint64_t kept_state_bytes;    /* host memory that the caller will use for states it keeps; counted, not allocated */
@@ -153,7 +153,8 @@ typedef struct ms_engine_stats {
     uint64_t expert_accesses, expert_hits, expert_fills, expert_streams, expert_evictions;
     uint64_t expert_reads, expert_read_bytes, failed_reads, read_wait_ns;
     uint64_t workspace_borrow_bytes;      /* of cache slots lent to long passes, all loans added up */
-    uint64_t guessed_reads, guesses_used; /* lookahead */
+    uint64_t guessed_reads, guesses_used; /* lookahead: reads begun for guesses; those that were wanted */
+    uint64_t read_busy_ns;                /* time a read was certainly under way */
     uint64_t decode_ns; /* decoding compressed experts */
     uint64_t buffered_files;
     bool direct, uring;

@@ -199,6 +199,9 @@ struct ms_backend {
     void (*weight_destroy)(ms_backend *be, ms_weight *w);
     bool fp8_weights; /* MS_FORMAT_FP8 as format and as source */
 
+    /* The caller will wait for something else before it calls again.  NULL: all the same to this backend. */
+    void (*rest)(ms_backend *be);
+
     /* -------- what was begun from staging memory */
     /* Gives the result of a ticket, once; until then the staging bytes stay as they are.  *done == false: not finished
      * yet, ask again (never with `wait`).  At most MS_TICKETS are open, counted from the oldest open one.  A begin may

@@ -49,7 +49,7 @@ struct ms_pool {
     _Atomic uint32_t caller_sleeps;                       /* futex: 1 while the caller waits for unfinished == 0 */
     _Alignas(POOL_CACHE_LINE) _Atomic uint32_t wake;      /* futex: bumped to wake workers */
     _Atomic uint32_t sleepers;                            /* workers at or near the futex */
-    _Atomic bool stop;
+    _Atomic bool stop, rest; /* rest: nothing to spin for */
     _Atomic int caller_cpu; /* where the current or last loop was started */
     _Alignas(POOL_CACHE_LINE) _Atomic int helper_cpu; /* where a worker last claimed a task; -1: nowhere yet */
     _Alignas(POOL_CACHE_LINE) unsigned threads;
@@ -111,7 +111,8 @@ static void worker_wait(ms_pool *p) {
                 if (atomic_load_explicit(&p->remaining, memory_order_relaxed) > 0) return;
                 cpu_pause();
             }
-        } while (ms_clock_ns() < end && !atomic_load_explicit(&p->stop, memory_order_relaxed));
+        } while (ms_clock_ns() < end && !atomic_load_explicit(&p->stop, memory_order_relaxed) &&
+                 !atomic_load_explicit(&p->rest, memory_order_relaxed));
     }
     uint32_t seen = atomic_load(&p->wake);
     atomic_fetch_add(&p->sleepers, 1);
@@ -166,12 +167,15 @@ void ms_pool_run(ms_pool *p, ms_pool_fn *fn, void *arg, size_t tasks) {
     p->arg = arg;
     p->tasks = (int64_t)tasks;
     atomic_store_explicit(&p->caller_cpu, sched_getcpu(), memory_order_relaxed);
+    atomic_store_explicit(&p->rest, false, memory_order_relaxed);
     atomic_store_explicit(&p->unfinished, (int64_t)tasks, memory_order_relaxed);
     atomic_store(&p->remaining, (int64_t)tasks);
     wake_workers(p, tasks - 1);
     work(p, self);
     wait_for_last_task(p);
 }
+
+void ms_pool_rest(ms_pool *p) { atomic_store_explicit(&p->rest, true, memory_order_relaxed); }
 
 /* Processors in this process's affinity mask. */
 static unsigned usable_processors(void) {

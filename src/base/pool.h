@@ -19,5 +19,7 @@ unsigned ms_pool_threads(const ms_pool *p);
 /* Calls fn(arg, task, worker) for task in [0, tasks); worker < ms_pool_threads tells which scratch to use. */
 typedef void ms_pool_fn(void *arg, size_t task, unsigned worker);
 void ms_pool_run(ms_pool *p, ms_pool_fn *fn, void *arg, size_t tasks);
+/* The caller is about to wait for something else: workers sleep at once, until the next loop. */
+void ms_pool_rest(ms_pool *p);
 
 #endif

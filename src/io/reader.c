@@ -221,7 +221,9 @@ static void begin_request(ms_reader *r, unsigned buffer, const ms_read_request *
     if (r->options.bytes_per_second == 0) return;
     /* one transfer after the other, each at the full rate: on average what many at a time get */
     uint64_t now = ms_clock_ns(), start = now > r->drive_free_ns ? now : r->drive_free_ns;
-    b->due_ns = r->drive_free_ns = start + (uint64_t)((double)q->length * 1e9 / (double)r->options.bytes_per_second);
+    uint64_t takes = (uint64_t)((double)q->length * 1e9 / (double)r->options.bytes_per_second);
+    b->due_ns = r->drive_free_ns = start + takes;
+    r->stats.busy_ns += takes;
 }
 
 static transfer_end transfer_failed(ms_reader *r, reader_buffer *b, int error, ms_error *err) {
@@ -272,12 +274,28 @@ static transfer_end finish_transfer(ms_reader *r, reader_buffer *b, int64_t resu
     return TRANSFER_AGAIN;
 }
 
+/* A drive that is imitated counts for itself. */
+static void add_busy(ms_reader *r, uint64_t ns) {
+    if (r->options.bytes_per_second == 0) r->stats.busy_ns += ns;
+}
+
+/* Transfers start in pump only, so one that is not over has been under way since the last look.  True: there is one. */
+static bool look(ms_reader *r) {
+    uint64_t now = ms_clock_ns();
+    bool busy = r->in_flight > ms_reader_ring_ready(r);
+    if (busy) add_busy(r, now - r->looked_ns);
+    r->looked_ns = now;
+    return busy;
+}
+
 /* Moves a begun request to its end with pread. */
 static transfer_end read_in_place(ms_reader *r, unsigned buffer, ms_error *err) {
     reader_buffer *b = &r->buffers[buffer];
     for (;;) {
         reader_transfer t = ms_reader_transfer_of(r, buffer);
+        uint64_t start = ms_clock_ns();
         ssize_t n = pread(t.fd, t.to, t.length, (off_t)t.offset);
+        add_busy(r, ms_clock_ns() - start);
         transfer_end end = finish_transfer(r, b, n < 0 ? -(int64_t)errno : (int64_t)n, err);
         if (end != TRANSFER_AGAIN) return end;
         r->stats.resubmits++;
@@ -313,7 +331,9 @@ static bool start_transfer(ms_reader *r, unsigned buffer) {
 
 /* Starts queued requests while ring, buffers and depth allow. */
 static void pump(ms_reader *r) {
+    (void)look(r);
     while (r->ring_usable && r->queue_count > 0 && r->free_count > 0 && r->in_flight < r->ring_size) {
+        if (r->early && r->in_flight + r->early_count >= r->options.depth) return; /* the imitated drive has them all */
         size_t at = startable(r);
         if (at == r->queue_count) return;
         const ms_read_request *q = queued(r, at);
@@ -393,8 +413,13 @@ static bool next_transferred(ms_reader *r, bool wait, ms_read_done *done) {
     done->error.message[0] = '\0';
     pump(r);
     if (r->in_flight > 0) {
-        bool got = next_from_ring(r, wait, done);
-        pump(r);
+        bool blocks = wait && look(r), got = next_from_ring(r, wait, done);
+        if (blocks) { /* until now, when the first of them was over */
+            uint64_t now = ms_clock_ns();
+            add_busy(r, now - r->looked_ns);
+            r->looked_ns = now;
+        }
+        if (!r->early) pump(r);
         return got;
     }
     if (r->queue_count == 0 || r->free_count == 0) return false;
@@ -409,7 +434,8 @@ static void sleep_until(uint64_t ns) {
 
 /* Gathers what has come and gives the one that is due first, at its time. */
 static bool next_due(ms_reader *r, bool wait, ms_read_done *done) {
-    while (r->early_count < r->options.buffer_count &&
+    unsigned most = r->options.depth < r->options.buffer_count ? r->options.depth : r->options.buffer_count;
+    while (r->early_count < most &&
            next_transferred(r, wait && r->early_count == 0, &r->early[r->early_count]))
         r->early_count++;
     if (r->early_count == 0) return false;
@@ -423,6 +449,7 @@ static bool next_due(ms_reader *r, bool wait, ms_read_done *done) {
     }
     *done = r->early[first];
     r->early[first] = r->early[--r->early_count];
+    pump(r);
     return true;
 }
 
@@ -473,6 +500,10 @@ bool ms_reader_withdraw(ms_reader *r, uint64_t tag) {
         return true;
     }
     return false;
+}
+
+void ms_reader_set_depth(ms_reader *r, unsigned depth) {
+    r->options.depth = depth < 1 ? 1 : depth > READER_MAX_DEPTH ? READER_MAX_DEPTH : depth;
 }
 
 size_t ms_reader_pending(const ms_reader *r) { return r->queue_count + r->in_flight + r->early_count; }

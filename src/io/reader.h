@@ -79,6 +79,9 @@ void ms_reader_cancel_all(ms_reader *r);
 /* Takes one request back while it is queued.  False: it is in flight or over, and its completion comes or has come. */
 bool ms_reader_withdraw(ms_reader *r, uint64_t tag);
 
+/* From now on: reads in flight on one drive, 1..1024.  What is in flight stays so. */
+void ms_reader_set_depth(ms_reader *r, unsigned depth);
+
 size_t ms_reader_pending(const ms_reader *r); /* queued + in flight */
 
 typedef struct ms_reader_stats {
@@ -86,6 +89,8 @@ typedef struct ms_reader_stats {
     uint64_t failed_reads;           /* requests reported as failed */
     uint64_t device_bytes;           /* bytes transferred, with alignment */
     uint64_t wait_ns;                /* time ms_reader_next blocked */
+    uint64_t busy_ns;                /* time a transfer was certainly under way: those that end while nobody looks are
+                                        counted up to the last look before */
     uint64_t short_reads, resubmits; /* transfers that ended early; transfers begun again for any reason */
     bool direct, uring, registered;  /* all files direct; ring in use; buffers registered */
     unsigned buffered_files;         /* files read through the page cache */

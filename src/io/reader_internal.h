@@ -56,6 +56,7 @@ struct ms_reader {
     ms_read_request *queue; /* ring buffer */
     size_t queue_head, queue_count, queue_cap;
     unsigned warned; /* reader_warning bits */
+    uint64_t looked_ns; /* when it was last known whether transfers are under way */
     ms_reader_stats stats;
 
     struct io_uring ring;
@@ -92,5 +93,7 @@ void ms_reader_ring_cancel(ms_reader *r, unsigned buffer);
 /* Next transfer that completed: its buffer and the kernel's result.  Without `wait` false means none yet; with it
  * this returns false only when nothing but cancels was outstanding. */
 bool ms_reader_ring_next(ms_reader *r, bool wait, unsigned *buffer, int *result);
+/* Transfers that completed and have not been taken. */
+unsigned ms_reader_ring_ready(const ms_reader *r);
 
 #endif

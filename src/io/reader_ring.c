@@ -119,6 +119,8 @@ void ms_reader_ring_cancel(ms_reader *r, unsigned buffer) {
     else r->ring_usable = false;
 }
 
+unsigned ms_reader_ring_ready(const ms_reader *r) { return r->ring_open ? io_uring_cq_ready(&r->ring) : 0; }
+
 bool ms_reader_ring_next(ms_reader *r, bool wait, unsigned *buffer, int *result) {
     while (r->in_flight > 0 || r->cancels > 0) {
         struct io_uring_cqe *cqe = NULL;

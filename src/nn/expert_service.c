@@ -15,22 +15,34 @@
 
 enum {
     AHEAD_MAX = 32,    /* guessed reads under way */
-    AHEAD_WINDOW = 64, /* guessed experts after which older ones count half */
-    AHEAD_PAUSE = 32   /* guesses not made after bad ones, before they are looked at again */
+    AHEAD_WINDOW = 32, /* guessed reads of a layer after which older ones count half */
+    AHEAD_PAUSE = 32   /* requests of a layer without guesses after bad ones, before they are looked at again */
 };
+/* Enough reads in flight for a drive: this many, or more if they are small. */
+enum { FEW_READS = 3, FEW_BYTES = 6 << 20 };
 #define AHEAD_TAG (1ull << 32) /* + place in `ahead`; tags below are indexes into the request */
 
 typedef enum ahead_state {
     AHEAD_NONE,
     AHEAD_READING, /* guessed; nobody has asked for it yet */
+    AHEAD_LANDED,  /* the same, in a staging buffer */
     AHEAD_WANTED,  /* of the open request: `want` */
+    AHEAD_TAKEN,   /* the same, landed */
     AHEAD_WRONG    /* in flight, to be forgotten when it lands */
 } ahead_state;
 
 typedef struct ahead_read {
     ahead_state state;
     uint32_t expert, want;
+    const uint8_t *data; /* landed */
+    unsigned buffer;
 } ahead_read;
+
+/* How good the guesses for a layer were. */
+typedef struct ahead_trust {
+    uint32_t read, right; /* guessed reads, older ones count less; those that were wanted */
+    uint32_t pause;       /* requests without one */
+} ahead_trust;
 
 #define CHUNK_BYTES (1ull << 30) /* of slots */
 enum { LEND_PAGE = 4096 };
@@ -53,7 +65,7 @@ struct ms_expert_service {
     const ms_expert_table *table;
     ms_expert_service_options options;
     uint64_t expert_bytes;
-    uint32_t scratch_count;
+    uint32_t scratch_count, few_reads; /* few_reads: in flight for a request of no more than the buffers take */
 
     ms_expert_cache *cache;
     ms_reader *reader;
@@ -83,10 +95,9 @@ struct ms_expert_service {
     /* lookahead */
     ahead_read ahead[AHEAD_MAX];
     uint32_t ahead_limit; /* of guessed reads at a time; 0: off */
-    uint32_t guess_layer, guess_count, guess_pause;
-    uint32_t *guess;                    /* [experts]: the last guess, to be judged */
-    double guessed, right;              /* experts */
-    uint64_t judged_ns, judged_wait_ns; /* clock and waiting time when they were last judged */
+    uint32_t guess_layer;
+    bool guess_made;    /* since the last request */
+    ahead_trust *trust; /* [layers] */
     uint64_t ahead_reads, ahead_used;
 
     uint64_t lent_bytes; /* counted again with every loan */
@@ -229,6 +240,15 @@ static void choose_chunks(ms_expert_service *s) {
     s->layer_chunks = slots ? (slots - 1) / s->chunk_slots + 1 : 0;
 }
 
+/* On a device installs and products wait in its queue, not here: what lands together is no loss. */
+static void choose_depths(ms_expert_service *s) {
+    ms_expert_service_options *o = &s->options;
+    uint32_t few = (uint32_t)(FEW_BYTES / s->table->read_bytes) + 1;
+    if (few < FEW_READS) few = FEW_READS;
+    s->few_reads = o->read_depth ? o->read_depth : s->backend->deferred || few > o->staging ? o->staging : few;
+    if (o->read_depth == 0) o->read_depth = o->staging;
+}
+
 static size_t chunk_bytes(const ms_expert_service *s, size_t chunk) {
     uint32_t first = (uint32_t)(chunk % s->layer_chunks) * s->chunk_slots, left = s->options.slots - first;
     return (size_t)((left < s->chunk_slots ? left : s->chunk_slots) * s->expert_bytes);
@@ -240,8 +260,8 @@ static ms_status create_memory(ms_expert_service *s, ms_error *err) {
     s->wants = calloc(t->expert_count, sizeof *s->wants);
     s->committed = calloc(t->expert_count, sizeof *s->committed);
     s->reads = calloc(t->expert_count, sizeof *s->reads);
-    s->guess = calloc(t->expert_count, sizeof *s->guess);
-    if (!s->slot_chunks || !s->wants || !s->committed || !s->reads || !s->guess)
+    s->trust = calloc(t->layer_count, sizeof *s->trust);
+    if (!s->slot_chunks || !s->wants || !s->committed || !s->reads || !s->trust)
         return ms_fail_memory(err, "expert request tables", t->expert_count * sizeof *s->reads);
     for (size_t i = 0; i < (size_t)t->layer_count * s->layer_chunks; i++)
         MS_TRY(s->backend->alloc(s->backend, MS_MEM_DEVICE, chunk_bytes(s, i), "expert slots",
@@ -265,15 +285,13 @@ ms_status ms_expert_service_create(ms_expert_service **out, ms_backend *be, cons
     s->expert_bytes = table->expert_bytes;
     s->scratch_count = scratch_slots(table, options);
     s->buffer_bytes = ms_reader_buffer_bytes((size_t)table->read_bytes);
-    if (options->lookahead) {
-        uint32_t most = options->staging / 2 < options->read_depth ? options->staging / 2 : options->read_depth;
-        s->ahead_limit = most < AHEAD_MAX ? most : AHEAD_MAX;
-    }
+    if (options->lookahead) s->ahead_limit = options->staging / 2 < AHEAD_MAX ? options->staging / 2 : AHEAD_MAX;
+    choose_depths(s);
     choose_chunks(s);
     ms_status st = create_memory(s, err);
     if (st == MS_OK) st = ms_cache_create(&s->cache, table->layer_count, table->expert_count, options->slots, err);
     if (st == MS_OK) {
-        ms_reader_options ro = {.depth = options->read_depth,
+        ms_reader_options ro = {.depth = s->options.read_depth,
                                 .staging = s->staging,
                                 .buffer_count = options->staging,
                                 .buffer_bytes = s->buffer_bytes,
@@ -310,7 +328,7 @@ void ms_expert_service_destroy(ms_expert_service *s) {
     free(s->wants);
     free(s->committed);
     free(s->reads);
-    free(s->guess);
+    free(s->trust);
     free(s);
 }
 
@@ -330,105 +348,131 @@ static ms_read_request read_of(const ms_expert_service *s, uint32_t layer, uint3
 
 /* ------------------------------------------------------------------ lookahead */
 
-/* Completions are looked at during requests only, and none is open while a guess is: no buffer is held. */
+/* A guess that cost a read has been right or wrong. */
+static void judge(ms_expert_service *s, bool right) {
+    ahead_trust *t = &s->trust[s->guess_layer];
+    t->read++;
+    t->right += right;
+    s->ahead_reads++;
+    s->ahead_used += right;
+    if (t->read < AHEAD_WINDOW) return;
+    if (t->right < t->read / 2) t->pause = AHEAD_PAUSE;
+    t->read /= 2;
+    t->right /= 2;
+}
+
+/* What has not begun costs nothing. */
+static void withdraw_guesses(ms_expert_service *s) {
+    for (uint32_t i = 0; i < s->ahead_limit; i++)
+        if (s->ahead[i].state == AHEAD_READING && ms_reader_withdraw(s->reader, AHEAD_TAG + i))
+            s->ahead[i].state = AHEAD_NONE;
+}
+
 static void forget_guesses(ms_expert_service *s) {
+    withdraw_guesses(s);
     for (uint32_t i = 0; i < s->ahead_limit; i++) {
-        if (s->ahead[i].state != AHEAD_READING) continue;
-        s->ahead[i].state = ms_reader_withdraw(s->reader, AHEAD_TAG + i) ? AHEAD_NONE : AHEAD_WRONG;
+        ahead_read *a = &s->ahead[i];
+        if (a->state != AHEAD_READING && a->state != AHEAD_LANDED) continue;
+        if (a->state == AHEAD_LANDED) ms_reader_release(s->reader, a->buffer);
+        a->state = a->state == AHEAD_LANDED ? AHEAD_NONE : AHEAD_WRONG;
+        judge(s, false);
     }
 }
 
 /* Nothing is in flight any more, neither of the request nor of a guess. */
 static void cancel_reads(ms_expert_service *s) {
     ms_reader_cancel_all(s->reader);
-    for (uint32_t i = 0; i < s->ahead_limit; i++) s->ahead[i].state = AHEAD_NONE;
-    s->guess_count = 0;
+    for (uint32_t i = 0; i < s->ahead_limit; i++) {
+        ahead_read *a = &s->ahead[i];
+        if (a->state == AHEAD_LANDED || a->state == AHEAD_TAKEN) ms_reader_release(s->reader, a->buffer);
+        a->state = AHEAD_NONE;
+    }
 }
 
-/* A drive that is waited for all the time has nothing to give for wrong reads, and right ones win little; one that
- * idles while layers compute has. */
-static double needed_share(ms_expert_service *s) {
-    ms_reader_stats r;
-    ms_reader_get_stats(s->reader, &r);
-    uint64_t now = ms_clock_ns();
-    double time = (double)(now - s->judged_ns), waited = (double)(r.wait_ns - s->judged_wait_ns);
-    s->judged_ns = now;
-    s->judged_wait_ns = r.wait_ns;
-    return 0.5 + 0.4 * (time > waited ? waited / time : 1);
+bool ms_expert_wants_guess(const ms_expert_service *s, uint32_t moe_layer) {
+    if (s->ahead_limit == 0 || s->options.slots >= s->table->expert_count || moe_layer >= s->table->layer_count)
+        return false;
+    if (s->guess_made && s->guess_layer == moe_layer) return false;
+    return s->trust[moe_layer].pause == 0;
 }
 
-/* How good the last guess was, now that the request is known. */
-static void judge_guess(ms_expert_service *s, uint32_t layer, const uint32_t *experts, uint32_t count) {
-    uint32_t right = 0, n = s->guess_count;
-    s->guess_count = 0;
-    if (n == 0 || layer != s->guess_layer) return;
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < count; j++) right += s->guess[i] == experts[j];
-    s->guessed += n;
-    s->right += right;
-    if (s->guessed < AHEAD_WINDOW) return;
-    if (s->right < needed_share(s) * s->guessed) s->guess_pause = AHEAD_PAUSE;
-    s->guessed /= 2;
-    s->right /= 2;
-}
+bool ms_expert_runs_dry(const ms_expert_service *s) { return s->open && s->hits_given && s->left == 1; }
 
-bool ms_expert_wants_guess(ms_expert_service *s) {
-    if (s->ahead_limit == 0 || s->options.slots >= s->table->expert_count) return false;
-    if (s->guess_pause == 0) return true;
-    s->guess_pause--;
-    return false;
+static ahead_read *guessed(ms_expert_service *s, uint32_t expert) {
+    for (uint32_t i = 0; i < s->ahead_limit; i++) {
+        ahead_read *a = &s->ahead[i];
+        if ((a->state == AHEAD_READING || a->state == AHEAD_LANDED) && a->expert == expert) return a;
+    }
+    return NULL;
 }
 
 void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count) {
-    if (s->open || s->ahead_limit == 0 || moe_layer >= s->table->layer_count || count > s->table->expert_count) return;
-    forget_guesses(s);
-    s->guess_layer = moe_layer;
-    s->guess_count = 0;
-    uint32_t reads = 0;
-    for (uint32_t i = 0; i < count; i++) {
+    if (s->ahead_limit == 0 || moe_layer >= s->table->layer_count || count > s->table->expert_count) return;
+    if (s->open && moe_layer == s->layer) return;
+    for (uint32_t i = 0; i < count; i++)
         if (experts[i] >= s->table->expert_count) return;
-        if (ms_cache_resident(s->cache, moe_layer, experts[i])) continue;
-        s->guess[s->guess_count++] = experts[i];
+    if (moe_layer == s->guess_layer)
+        withdraw_guesses(s);
+    else
+        forget_guesses(s);
+    s->guess_layer = moe_layer;
+    s->guess_made = true;
+    for (uint32_t i = 0; i < count; i++) {
+        if (ms_cache_resident(s->cache, moe_layer, experts[i]) || guessed(s, experts[i])) continue;
         uint32_t at = 0;
         while (at < s->ahead_limit && s->ahead[at].state != AHEAD_NONE) at++;
-        if (at == s->ahead_limit) continue;
+        if (at == s->ahead_limit) return;
+        ms_read_request read = read_of(s, moe_layer, experts[i], AHEAD_TAG + at);
+        if (ms_reader_submit(s->reader, &read, 1, NULL) != MS_OK) return;
         s->ahead[at] = (ahead_read){.state = AHEAD_READING, .expert = experts[i]};
-        s->reads[reads++] = read_of(s, moe_layer, experts[i], AHEAD_TAG + at);
     }
-    qsort(s->reads, reads, sizeof *s->reads, by_place);
-    if (ms_reader_submit(s->reader, s->reads, reads, NULL) == MS_OK) {
-        s->ahead_reads += reads;
-        return;
-    }
-    /* The request itself will meet the same fault and report it. */
-    for (uint32_t i = 0; i < reads; i++) s->ahead[s->reads[i].tag - AHEAD_TAG].state = AHEAD_NONE;
 }
 
 /* A guess that is this want becomes its read. */
 static bool take_guess(ms_expert_service *s, uint32_t layer, uint32_t expert, uint32_t want) {
-    if (layer != s->guess_layer) return false;
+    ahead_read *a = layer == s->guess_layer ? guessed(s, expert) : NULL;
+    if (!a) return false;
+    a->want = want;
+    a->state = a->state == AHEAD_READING ? AHEAD_WANTED : AHEAD_TAKEN;
+    judge(s, true);
+    return true;
+}
+
+/* A guessed expert of the request that landed before it. */
+static bool taken_guess(ms_expert_service *s, ms_read_done *done) {
     for (uint32_t i = 0; i < s->ahead_limit; i++) {
         ahead_read *a = &s->ahead[i];
-        if (a->state != AHEAD_READING || a->expert != expert) continue;
-        a->state = AHEAD_WANTED;
-        a->want = want;
-        s->ahead_used++;
+        if (a->state != AHEAD_TAKEN) continue;
+        done->tag = a->want;
+        done->status = MS_OK;
+        done->data = a->data;
+        done->buffer = a->buffer;
+        a->state = AHEAD_NONE;
         return true;
     }
     return false;
 }
 
-/* Turns a completion of a guessed read into one of the request.  False: it was wrong, and is gone. */
-static bool resolve_guess(ms_expert_service *s, ms_read_done *done) {
+/* Whether a completion is one of the request.  A guess that failed is as if it had not been made. */
+static bool is_wanted(ms_expert_service *s, ms_read_done *done) {
     if (done->tag < AHEAD_TAG) return true;
     ahead_read *a = &s->ahead[done->tag - AHEAD_TAG];
-    bool wanted = a->state == AHEAD_WANTED;
+    ahead_state was = a->state;
     a->state = AHEAD_NONE;
-    if (wanted)
-        done->tag = a->want;
-    else
-        ms_reader_release(s->reader, done->buffer);
-    return wanted;
+    done->tag = a->want;
+    if (was == AHEAD_WANTED && done->status == MS_OK) return true;
+    if (was == AHEAD_READING && done->status == MS_OK) {
+        a->state = AHEAD_LANDED;
+        a->data = done->data;
+        a->buffer = done->buffer;
+        return false;
+    }
+    if (was == AHEAD_WANTED) {
+        ms_read_request again = read_of(s, s->layer, a->expert, a->want);
+        if (ms_reader_submit(s->reader, &again, 1, NULL) != MS_OK) return true; /* no memory: the failure counts */
+    }
+    ms_reader_release(s->reader, done->buffer);
+    return false;
 }
 
 /* ------------------------------------------------------------------ requests */
@@ -457,7 +501,6 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
     if (moe_layer >= s->table->layer_count || count > s->table->expert_count)
         return ms_fail(err, MS_ERR_INTERNAL, "expert request for layer %u, %u experts is out of range", moe_layer,
                        count);
-    judge_guess(s, moe_layer, experts, count);
     MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, uses, count, s->wants, err));
     if (s->observer) s->observer(s->observer_arg, moe_layer, s->wants, count);
     s->open = true;
@@ -474,6 +517,9 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
         if (!take_guess(s, moe_layer, experts[i], i)) s->reads[reads++] = read_of(s, moe_layer, experts[i], i);
     }
     forget_guesses(s);
+    s->guess_made = false;
+    if (s->trust[moe_layer].pause) s->trust[moe_layer].pause--;
+    ms_reader_set_depth(s->reader, s->left > s->options.staging ? s->options.read_depth : s->few_reads);
     if (reads) qsort(s->reads, reads, sizeof *s->reads, by_place);
     ms_status st = reads ? ms_reader_submit(s->reader, s->reads, reads, err) : MS_OK;
     if (st == MS_OK) {
@@ -501,12 +547,14 @@ static ms_status fail_context(const ms_expert_service *s, uint32_t expert, ms_er
 /* The next landed expert of the request.  Without `wait` *got is false when there is none yet. */
 static ms_status next_landed(ms_expert_service *s, bool wait, ms_read_done *done, bool *got, ms_error *err) {
     *got = true;
+    if (taken_guess(s, done)) return MS_OK;
     do {
+        if (wait && s->backend->rest) s->backend->rest(s->backend);
         if (wait)
             MS_TRY(ms_reader_next(s->reader, done, err));
         else
             MS_TRY(ms_reader_poll(s->reader, done, got, err));
-    } while (*got && !resolve_guess(s, done));
+    } while (*got && !is_wanted(s, done));
     return MS_OK;
 }
 
@@ -679,6 +727,7 @@ void ms_expert_service_stats(const ms_expert_service *s, ms_engine_stats *out) {
                              .expert_read_bytes = r.read_bytes,
                              .failed_reads = r.failed_reads,
                              .read_wait_ns = r.wait_ns,
+                             .read_busy_ns = r.busy_ns,
                              .buffered_files = r.buffered_files,
                              .workspace_borrow_bytes = s->lent_bytes,
                              .guessed_reads = s->ahead_reads,

@@ -4,9 +4,13 @@
  * installed into its cache slot, or into a scratch slot when the cache has no room, as it lands.  Where the backend installs beside
  * other work, reads, installs and products overlap; a staging buffer is read into again when its install has ended.
  *
- * Lookahead: a guess at the next request starts its reads early.  A guessed expert waits in staging; the request takes it
- * from there if it was right, and forgets it if not.  Guesses never enter the cache, so they decide when bytes are read
- * and nothing else.
+ * Lookahead: a guess at the next request starts its reads early, behind those of the request that is open.  A guessed
+ * expert waits in staging; the request takes it from there if it was right, and forgets it if not.  Guesses never enter the
+ * cache, so they decide when bytes are read and nothing else.  They hold half of the staging buffers at most.
+ *
+ * Depth: a drive works on all reads that it has at a time, and they land together.  A request of a few reads gives it a few
+ * at a time, enough to keep it busy: then the first can be worked on while the others come, and a guess that turns out
+ * wrong has often not begun.
  *
  * Owns: slots, staging, reader, cache tables.  Does not own: backend, expert table.
  * Threads: the inference thread.
@@ -30,7 +34,7 @@ typedef struct ms_expert_service_options {
     uint32_t slots;       /* a layer */
     uint32_t lent;        /* of them, most that are ever lent */
     uint32_t staging;     /* read buffers */
-    uint32_t read_depth;
+    uint32_t read_depth;  /* 0: as many as buffers, fewer for a request of a few reads */
     bool buffered, no_uring;
     bool lookahead; /* ms_expert_guess does something */
     const char *dirs; /* folders with copies of shards, separated by commas; NULL: none.  Experts take turns over the copies */
@@ -67,12 +71,15 @@ typedef struct ms_expert_ready {
 /* Gives the next group of usable experts: first all hits, then misses as they land (at least one, at most MS_SCRATCH_SLOTS).
  * *count == 0: all have been given.  `ready` has room for the request's count. */
 ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t *count, ms_error *err);
-/* Between requests: experts (distinct) that the next one will probably want, of the layer it will be for.  What is not
- * resident is read, as far as half of the staging buffers and the queue depth go; an earlier guess is forgotten.  Guesses
- * stop for a while when too few were right: half, or more where the drive is what is waited for. */
+/* Experts (distinct, the surest first) that the next request will probably want, of the layer it will be for, which is
+ * not that of an open request.  What is not resident is read, as far as half of the staging buffers goes; an earlier guess is
+ * forgotten, except for what is under way of the same layer.  Never fails: the request itself meets what a guess met. */
 void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count);
-/* Whether a guess is worth making now: lookahead is on, and guesses have been right or it is time to look again. */
-bool ms_expert_wants_guess(ms_expert_service *s);
+/* Whether a guess for this layer is worth making now: lookahead is on, none has been made since the last request, and
+ * those for this layer have been right as often as not, or it is time to look again. */
+bool ms_expert_wants_guess(const ms_expert_service *s, uint32_t moe_layer);
+/* The open request has given all but the expert it reads last: a guess now keeps the drive busy when that has landed. */
+bool ms_expert_runs_dry(const ms_expert_service *s);
 
 /* Ends the request, finished or not. */
 void ms_expert_end(ms_expert_service *s);

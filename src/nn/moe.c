@@ -10,6 +10,7 @@ typedef struct groups {
     uint32_t *pair;   /* [rows * k] */
     uint32_t *unique; /* [experts]: the union, ascending */
     uint32_t *uses;   /* [experts]: rows of each */
+    uint32_t *guess;  /* [2 * k]: ids of a guess, then its weights */
     ms_expert_ready *ready;   /* [experts] */
     ms_expert_batch *batches; /* [experts] */
     uint32_t unique_count;
@@ -18,7 +19,7 @@ typedef struct groups {
 size_t ms_moe_host_bytes(uint32_t rows, uint32_t top_k, uint32_t experts) {
     size_t pairs = (size_t)rows * top_k;
     return experts * (sizeof(ms_expert_ready) + sizeof(ms_expert_batch)) +
-           (3 * pairs + 3 * (size_t)experts + 1) * sizeof(uint32_t);
+           (3 * pairs + 3 * (size_t)experts + 1 + 2 * (size_t)top_k) * sizeof(uint32_t);
 }
 
 static groups lay_out(void *host, uint32_t rows, uint32_t k, uint32_t experts) {
@@ -33,6 +34,7 @@ static groups lay_out(void *host, uint32_t rows, uint32_t k, uint32_t experts) {
     g.unique = g.pair + pairs;
     g.uses = g.unique + experts;
     g.first = g.uses + experts;
+    g.guess = g.first + experts + 1;
     return g;
 }
 
@@ -65,10 +67,27 @@ static ms_status group_rows(groups *g, uint32_t n, uint32_t k, uint32_t experts,
     return MS_OK;
 }
 
-static ms_status run_experts(ms_backend *be, ms_expert_service *service, const ms_moe *moe, float *pairs, groups *g,
-                             ms_error *err) {
+/* From the experts' results to the layer's. */
+static void sum_up(ms_backend *be, const ms_moe *moe, const ms_moe_buffers *buf, float *out, uint32_t n) {
+    be->experts_reduce_norm(be, moe->latent_up ? buf->sum : out, buf->pairs, buf->weights, n, moe->router.top_k,
+                            moe->shape.hidden, moe->latent_norm, moe->norm_eps);
+    if (moe->latent_up) {
+        ms_product up = {.weight = moe->latent_up, .out = out, .out_stride = moe->dim};
+        be->project(be, buf->sum, n, &up, 1);
+    }
+    if (moe->shared_gate) be->add(be, out, out, buf->shared, (size_t)n * moe->dim);
+}
+
+static ms_status run_experts(ms_backend *be, ms_expert_service *service, const ms_moe *moe, const ms_moe_buffers *buf,
+                             float *out, groups *g, bool guesses, ms_error *err) {
+    if (guesses) be->zero(be, buf->pairs, (size_t)moe->router.top_k * moe->shape.hidden * sizeof *buf->pairs);
     for (;;) {
         uint32_t ready = 0;
+        if (guesses && ms_expert_runs_dry(service)) {
+            guesses = false;
+            sum_up(be, moe, buf, out, 1);
+            MS_TRY(moe->guess(moe->guess_arg, out, err));
+        }
         MS_TRY(ms_expert_next(service, g->ready, &ready, err));
         if (!ready) return MS_OK;
         for (uint32_t i = 0; i < ready; i++) {
@@ -78,7 +97,7 @@ static ms_status run_experts(ms_backend *be, ms_expert_service *service, const m
                                               .pair = g->pair + g->first[e],
                                               .count = g->first[e + 1] - g->first[e]};
         }
-        be->experts_run(be, pairs, moe->shape, moe->act, g->batches, ready);
+        be->experts_run(be, buf->pairs, moe->shape, moe->act, g->batches, ready);
     }
 }
 
@@ -124,18 +143,11 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
 
     MS_TRY(ms_expert_request(service, moe_layer, g.unique, g.uses, g.unique_count, err));
     if (!be->deferred) run_shared(be, moe, buf, x, n);
-    st = run_experts(be, service, moe, buf->pairs, &g, err);
+    bool guesses = moe->guess && n == 1 && !be->deferred && ms_expert_wants_guess(service, moe_layer + 1);
+    st = run_experts(be, service, moe, buf, out, &g, guesses, err);
     ms_expert_end(service);
-    if (st != MS_OK) return st;
-
-    be->experts_reduce_norm(be, moe->latent_up ? buf->sum : out, buf->pairs, buf->weights, n, k, moe->shape.hidden,
-                            moe->latent_norm, moe->norm_eps);
-    if (moe->latent_up) {
-        ms_product up = {.weight = moe->latent_up, .out = out, .out_stride = moe->dim};
-        be->project(be, buf->sum, n, &up, 1);
-    }
-    if (moe->shared_gate) be->add(be, out, out, buf->shared, (size_t)n * moe->dim);
-    return MS_OK;
+    if (st == MS_OK) sum_up(be, moe, buf, out, n);
+    return st;
 }
 
 static ms_status fetch(ms_backend *be, void *host, const void *dev, size_t bytes, ms_error *err) {
@@ -159,12 +171,12 @@ static void sort_by_weight(uint32_t *ids, float *weights, uint32_t k) {
 
 ms_status ms_moe_guess(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_router *router,
                        const ms_moe_buffers *buf, const float *x, ms_error *err) {
-    uint32_t k = router->top_k, *ids = buf->host;
+    uint32_t k = router->top_k, *ids = lay_out(buf->host, 1, k, router->gate->rows).guess;
     float *weights = (float *)(ids + k);
     ms_error why;
-    be->router_topk(be, buf->ids, buf->weights, x, 1, router);
-    ms_status st = fetch(be, ids, buf->ids, k * sizeof *ids, &why);
-    if (st == MS_OK) st = fetch(be, weights, buf->weights, k * sizeof *weights, &why);
+    be->router_topk(be, buf->guess_ids, buf->guess_weights, x, 1, router);
+    ms_status st = fetch(be, ids, buf->guess_ids, k * sizeof *ids, &why);
+    if (st == MS_OK) st = fetch(be, weights, buf->guess_weights, k * sizeof *weights, &why);
     if (st == MS_ERR_NUMERIC) return MS_OK; /* only a guess: should it be true, the router itself will say so */
     if (st != MS_OK) {
         if (err) *err = why;

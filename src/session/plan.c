@@ -50,7 +50,7 @@ static ms_status resolve(const ms_model *m, const ms_engine_options *in, ms_engi
                        info->experts);
     if (o->staging == 0) o->staging = DEFAULT_STAGING;
     if (o->staging > 1024) return ms_fail(err, MS_ERR_USAGE, "staging %u: expected 1 to 1024", o->staging);
-    if (o->read_depth == 0 || o->read_depth > o->staging) o->read_depth = o->staging;
+    if (o->read_depth > o->staging) o->read_depth = o->staging;
     if (o->range_rows == 0) o->range_rows = DEFAULT_RANGE;
     if (o->range_rows == MS_RANGE_AUTO) {
         o->range_rows = (uint32_t)min_u64(AUTO_RANGE, o->context);

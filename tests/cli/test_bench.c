@@ -222,6 +222,19 @@ static void test_decode(void **state) {
     assert_true(number(&t, 4, "read_bytes_per_token") > 0);
     assert_true(number(&t, 5, "read_bytes_per_token") == 0);
     assert_true(number(&t, 5, "hit_rate") == 1);
+    assert_true(number(&t, 5, "busy_seconds_per_token") == 0);
+    free(t.text);
+    /* The roof of a limited run is the limit, and the drive that is imitated is at work for just its bytes. */
+    run(0, "overlap", "",
+        ARGS("decode", CLI_MODEL, "--slots", "0", "--prompt", "4", "--tokens", "3", "--repeat", "1", "--csv", csv,
+             "--read-limit", "0.02", "--lookahead", "off", QUICK));
+    read_table(&t, csv);
+    for (size_t i = 0; i < t.rows; i++) {
+        double bytes = number(&t, i, "read_bytes_per_token"), busy = number(&t, i, "busy_seconds_per_token");
+        assert_true(number(&t, i, "disk_bytes_per_second") <= 2e7);
+        assert_true(bytes > 0 && busy > 0.999 * bytes / 2e7 && busy < 1.001 * bytes / 2e7);
+        assert_true(number(&t, i, "busy_ratio") <= 1.001);
+    }
     free(t.text);
     cli_remove_folder(dir);
 }

@@ -56,6 +56,8 @@ static void request(rig *r, uint32_t layer, const uint32_t *ids, uint32_t count)
     free(back);
 }
 
+static size_t pending(const rig *r) { return ms_reader_pending(ms_expert_service_reader(r->e->experts)); }
+
 static void right_and_wrong(void **state) {
     (void)state;
     for (int pread_only = 0; pread_only < 2; pread_only++) {
@@ -67,7 +69,8 @@ static void right_and_wrong(void **state) {
         ms_expert_guess(s, 1, a, 3);
         request(&r, 1, b, 4); /* expert 1 was guessed */
         ms_engine_stats x = stats_of(&r);
-        assert_int_equal(x.guessed_reads, 3);
+        uint32_t begun = x.uring; /* a read that had not begun when it turned out wrong is none */
+        assert_int_equal(x.guessed_reads, 1 + 2 * begun);
         assert_int_equal(x.guesses_used, 1);
         ms_expert_guess(s, 1, c, 1); /* another layer comes */
         request(&r, 0, c, 1);
@@ -75,10 +78,12 @@ static void right_and_wrong(void **state) {
         ms_expert_guess(s, 1, d, 1);
         request(&r, 1, d, 1);
         x = stats_of(&r);
-        assert_int_equal(x.guessed_reads, 6);
+        assert_int_equal(x.guessed_reads, 2 + 4 * begun);
         assert_int_equal(x.guesses_used, 2);
+        service_is_sound(&r);
+        request(&r, 1, d, 1);
         ms_expert_guess(s, 1, d, 1); /* resident: nothing to read */
-        assert_int_equal(stats_of(&r).guessed_reads, 6);
+        assert_int_equal(pending(&r), 0);
         ms_expert_guess(s, 1, c, 1); /* under way when the service is looked at, and when it is closed */
         service_is_sound(&r);
         ms_expert_guess(s, 1, a, 3);
@@ -92,12 +97,12 @@ static void limits(void **state) {
     rig r;
     open_rig(&r, NANO, 0, 4, false);
     ms_expert_guess(r.e->experts, 0, many, 8); /* half of the buffers */
-    assert_int_equal(stats_of(&r).guessed_reads, 2);
+    assert_int_equal(pending(&r), 2);
     request(&r, 0, many, 8);
     assert_int_equal(stats_of(&r).guesses_used, 2);
     ms_expert_guess(r.e->experts, 0, bad, 2);
     ms_expert_guess(r.e->experts, 100000, many, 2);
-    assert_int_equal(stats_of(&r).guessed_reads, 2);
+    assert_int_equal(pending(&r), 0);
     for (int i = 0; i < 50; i++) { /* wrong ones in flight pile up no further than that */
         ms_expert_guess(r.e->experts, 1, many, 8);
         request(&r, 0, many + i % 8, 1);
@@ -105,10 +110,54 @@ static void limits(void **state) {
     }
     rig_close(&r);
     open_rig(&r, NANO, 0, 1, false); /* one buffer: none to spare */
-    assert_false(ms_expert_wants_guess(r.e->experts));
+    assert_false(ms_expert_wants_guess(r.e->experts, 0));
     ms_expert_guess(r.e->experts, 0, many, 8);
-    assert_int_equal(stats_of(&r).guessed_reads, 0);
+    assert_int_equal(pending(&r), 0);
     rig_close(&r);
+}
+
+/* While a request is open its reads come first; what is guessed then waits for the next one in at most half of the buffers,
+ * however few there are, and whether or not the request comes to its end. */
+static void during_a_request(void **state) {
+    (void)state;
+    const uint32_t a[] = {0, 1, 2, 3, 4, 5, 6, 7}, b[] = {8, 9, 10, 11, 12, 13};
+    for (uint32_t staging = 2; staging < 20; staging += staging < 6 ? 1 : 7)
+        for (int pread_only = 0; pread_only < 2; pread_only++) {
+            rig r;
+            ms_error err;
+            ms_expert_ready ready[MOST];
+            open_rig(&r, NANO, 0, staging, pread_only);
+            ms_expert_service *s = r.e->experts;
+            for (uint32_t round = 0; round < 12; round++) {
+                uint32_t guess_at = round % 8, seen = 0, got = 1, dry = 0;
+                ok(ms_expert_request(s, 0, a, NULL, 8, &err), &err);
+                while (got) {
+                    if (seen >= guess_at && ms_expert_wants_guess(s, 1)) ms_expert_guess(s, 1, b, 6);
+                    ms_expert_guess(s, 0, b, 6); /* its own layer: not a guess at the next request */
+                    dry += ms_expert_runs_dry(s);
+                    assert_true(!ms_expert_runs_dry(s) || seen == 7);
+                    ok(ms_expert_next(s, ready, &got, &err), &err);
+                    seen += got;
+                    if (round % 4 == 3 && seen > 4) break; /* given up */
+                }
+                assert_true(dry <= 1);
+                ms_expert_end(s);
+                if (round % 4 == 3) {
+                    if (seen < 8) assert_int_equal(pending(&r), 0);
+                    service_is_sound(&r);
+                    continue;
+                }
+                assert_int_equal(seen, 8);
+                uint64_t used = stats_of(&r).guesses_used;
+                assert_false(ms_expert_wants_guess(s, 1)); /* made */
+                if (round % 4 == 2) request(&r, 0, a, 4);  /* another layer comes: all wrong */
+                request(&r, 1, b, 6);
+                uint32_t most = staging / 2 < 6 ? staging / 2 : 6;
+                assert_int_equal(stats_of(&r).guesses_used - used, round % 4 == 2 ? 0 : most);
+                service_is_sound(&r);
+            }
+            rig_close(&r);
+        }
 }
 
 static void bad_guesses_pause(void **state) {
@@ -118,7 +167,7 @@ static void bad_guesses_pause(void **state) {
     open_rig(&r, NANO, 0, 16, false);
     uint32_t made = 0, rounds = 200;
     for (uint32_t i = 0; i < rounds; i++) {
-        if (ms_expert_wants_guess(r.e->experts)) {
+        if (ms_expert_wants_guess(r.e->experts, 0)) {
             ms_expert_guess(r.e->experts, 0, a, 4);
             made++;
         }
@@ -127,7 +176,7 @@ static void bad_guesses_pause(void **state) {
     assert_true(made > 16 && made < rounds / 2); /* given up, and tried again */
     made = 0;
     for (uint32_t i = 0; i < rounds; i++) {
-        if (ms_expert_wants_guess(r.e->experts)) {
+        if (ms_expert_wants_guess(r.e->experts, 0)) {
             ms_expert_guess(r.e->experts, 0, b, 4);
             made++;
         }
@@ -152,13 +201,29 @@ static void failing_guesses(void **state) {
     request(&r, 0, b, 2);
     service_is_sound(&r);
     for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 1, EIO);
-    ms_expert_guess(s, 0, a, 2); /* one fails, and was right */
+    ms_expert_guess(s, 0, a, 2); /* one fails, and was right: it is read once more */
     for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 0, EIO);
+    uint64_t failed = stats_of(&r).failed_reads;
+    request(&r, 0, a, 2);
+    assert_int_equal(stats_of(&r).failed_reads - failed, stats_of(&r).uring); /* without, no guess had begun */
+    service_is_sound(&r);
+    /* A guess that lands, failed, while another request is open is forgotten as well. */
+    ok(ms_expert_request(s, 1, b, NULL, 2, &err), &err);
+    for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 1, EIO);
+    ms_expert_guess(s, 0, b, 2);
+    for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 0, EIO);
+    for (got = 1; got;) ok(ms_expert_next(s, ready, &got, &err), &err);
+    ms_expert_end(s);
+    request(&r, 0, b, 2);
+    service_is_sound(&r);
+    for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 9, EIO);
+    ms_expert_guess(s, 0, a, 2); /* and now the request's own reads fail too */
     ok(ms_expert_request(s, 0, a, NULL, 2, &err), &err);
     ms_status st = MS_OK;
     for (got = 1; got && st == MS_OK;) st = ms_expert_next(s, ready, &got, &err);
     REFUSED(st, &err, MS_ERR_IO, "layer ", "expert ", "Input/output error");
     ms_expert_end(s);
+    for (unsigned file = 0; file < 16; file++) ms_reader_inject_failure(ms_expert_service_reader(s), file, 0, EIO);
     service_is_sound(&r);
     request(&r, 0, a, 2);
     rig_close(&r);
@@ -203,6 +268,7 @@ static void whole_models(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(right_and_wrong), cmocka_unit_test(limits),       cmocka_unit_test(bad_guesses_pause),
+        cmocka_unit_test(during_a_request),
         cmocka_unit_test(failing_guesses), cmocka_unit_test(whole_models),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -85,6 +85,19 @@ static void loops_after_idleness(void **state) {
     ms_pool_destroy(p);
 }
 
+/* A pool that was told to rest works as well, and rests no longer than until the next loop. */
+static void loops_after_rest(void **state) {
+    (void)state;
+    ms_pool *p;
+    assert_int_equal(ms_pool_create(&p, 2, NULL), MS_OK);
+    for (int i = 0; i < 2000; i++) {
+        ms_pool_rest(p);
+        if (i % 3 == 0) ms_pool_rest(p);
+        run_and_check(p, 2 + (size_t)(i % 5), 1 + (unsigned)(i % 2), (unsigned)(i % 4) * 5000u);
+    }
+    ms_pool_destroy(p);
+}
+
 static void wait_for_company(void *arg, size_t task, unsigned worker) {
     _Atomic unsigned *arrived = arg;
     (void)task;
@@ -102,6 +115,7 @@ static void sleeping_workers_take_part(void **state) {
     for (int i = 0; i < 20; i++) {
         _Atomic unsigned arrived = 0;
         struct timespec pause = {.tv_nsec = 2000000L};
+        if (i % 2) ms_pool_rest(p);
         (void)nanosleep(&pause, NULL);
         uint64_t start = ms_clock_ns();
         ms_pool_run(p, wait_for_company, &arrived, 3);
@@ -222,7 +236,8 @@ static void nobody_spins_on_the_callers_processor(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_task_runs_once),   cmocka_unit_test(many_small_loops),
-        cmocka_unit_test(loops_after_idleness),   cmocka_unit_test(sleeping_workers_take_part),
+        cmocka_unit_test(loops_after_idleness),
+        cmocka_unit_test(loops_after_rest),   cmocka_unit_test(sleeping_workers_take_part),
         cmocka_unit_test(idle_pool_burns_no_processor), cmocka_unit_test(create_and_destroy),
         cmocka_unit_test(an_empty_loop_is_cheap), cmocka_unit_test(nobody_spins_on_the_callers_processor),
     };

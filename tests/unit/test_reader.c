@@ -824,6 +824,74 @@ static void queued_requests_can_be_withdrawn(void **state) {
     }
 }
 
+/* Fewer at a time from now on: what a drive has is not more than that once it has ended what it had; a limit of its rate
+ * changes nothing about it. */
+static void depth_can_change(void **state) {
+    (void)state;
+    for (int m = 0; m < MODES; m++)
+        for (uint64_t rate = 0; rate <= 100000000; rate += 100000000) {
+            rig g;
+            ms_error err;
+            unsigned file;
+            ms_reader_options o = {.depth = 8, .buffer_count = 8, .buffer_bytes = ms_reader_buffer_bytes(4000),
+                                   .buffered = modes[m].buffered, .no_uring = modes[m].no_uring,
+                                   .bytes_per_second = rate};
+            o.staging = g.staging = aligned_alloc(MS_READER_ALIGN, 8 * o.buffer_bytes);
+            assert_non_null(o.staging);
+            assert_int_equal(ms_reader_create(&g.r, &o, &err), MS_OK);
+            assert_int_equal(ms_reader_add_file(g.r, path[0], &file, &err), MS_OK);
+            static const unsigned depths[] = {2, 1, 5, 0, 5000};
+            for (size_t d = 0; d < sizeof depths / sizeof depths[0]; d++) {
+                ms_reader_set_depth(g.r, depths[d]);
+                for (uint64_t tag = 0; tag < 8; tag++) {
+                    const ms_read_request q = {.file = file, .offset = tag * 5000, .length = 4000, .tag = tag};
+                    assert_int_equal(ms_reader_submit(g.r, &q, 1, &err), MS_OK);
+                }
+                ms_read_done done;
+                assert_int_equal(ms_reader_next(g.r, &done, &err), MS_OK); /* one more has begun */
+                ms_reader_release(g.r, done.buffer);
+                unsigned most = depths[d] == 0 ? 1 : depths[d] > 8 ? 8 : depths[d], queued = 0;
+                for (uint64_t tag = 0; tag < 8; tag++) queued += ms_reader_withdraw(g.r, tag);
+                if (have_ring && !modes[m].no_uring && most < 7) assert_true(queued >= 7 - most);
+                while (ms_reader_pending(g.r)) {
+                    assert_int_equal(ms_reader_next(g.r, &done, &err), MS_OK);
+                    expect_bytes(&done, 0, done.tag * 5000, 4000);
+                    ms_reader_release(g.r, done.buffer);
+                }
+            }
+            close_rig(&g);
+        }
+}
+
+/* Time in which reads are under way: all of it while they are waited for, none of it when there are none. */
+static void busy_time(void **state) {
+    (void)state;
+    for (int m = 0; m < MODES; m++) {
+        rig g;
+        open_rig(&g, &modes[m], 2, 2, MAX_READ);
+        uint64_t start = ms_clock_ns();
+        for (uint64_t i = 0; i < 200; i++) submit(&g, i % 2, i * 1000, MAX_READ, i);
+        while (ms_reader_pending(g.r)) {
+            ms_read_done d;
+            ms_error err;
+            assert_int_equal(ms_reader_next(g.r, &d, &err), MS_OK);
+            ms_reader_release(g.r, d.buffer);
+        }
+        uint64_t took = ms_clock_ns() - start;
+        ms_reader_stats a, b;
+        ms_reader_get_stats(g.r, &a);
+        assert_true(a.busy_ns <= took && (a.busy_ns > 0 || !a.direct)); /* a page cache answers at once */
+        struct timespec pause = {.tv_nsec = 5000000};
+        (void)nanosleep(&pause, NULL);
+        ms_read_done d;
+        bool got;
+        assert_int_equal(ms_reader_poll(g.r, &d, &got, NULL), MS_OK);
+        ms_reader_get_stats(g.r, &b);
+        assert_true(!got && a.busy_ns == b.busy_ns);
+        close_rig(&g);
+    }
+}
+
 /* With a limit nothing comes before a drive of that rate would have it, in every mode; polls do not wait; all comes. */
 static void limited_rate(void **state) {
     (void)state;
@@ -862,6 +930,9 @@ static void limited_rate(void **state) {
         }
         assert_true(polls > 0);
         assert_int_equal(ms_reader_pending(g.r), 0);
+        ms_reader_stats s; /* the drive that is imitated had all that to do */
+        ms_reader_get_stats(g.r, &s);
+        assert_int_equal(s.busy_ns, UINT64_C(1000000000) * READS * LENGTH / RATE);
         /* what waits for its time is cancelled too */
         const ms_read_request q[2] = {{.file = 0, .length = LENGTH}, {.file = 0, .offset = LENGTH, .length = LENGTH}};
         bool got;
@@ -897,6 +968,8 @@ int main(void) {
         cmocka_unit_test(limited_rate),
         cmocka_unit_test(large_reads),
         cmocka_unit_test(queued_requests_can_be_withdrawn),
+        cmocka_unit_test(depth_can_change),
+        cmocka_unit_test(busy_time),
         cmocka_unit_test(two_drives),
     };
     return cmocka_run_group_tests(tests, make_files, remove_files);

@@ -157,6 +157,8 @@ static ms_status finish(ms_backend *be, uint32_t ticket, bool wait, bool *done, 
     return MS_OK;
 }
 
+static void rest(ms_backend *be) { ms_pool_rest(cpu_of(be)->pool); }
+
 static const ms_backend members = {
     .name = "cpu",
     .destroy = backend_destroy,
@@ -192,6 +194,7 @@ static const ms_backend members = {
     .install_block = cpu_install_block,
     .install_begin = install_begin,
     .finish = finish,
+    .rest = rest,
     .experts_begin = cpu_experts_begin,
     .experts_run = cpu_experts_run,
     .experts_reduce_norm = cpu_experts_reduce_norm,

@@ -21,7 +21,10 @@ enum {
     WS_P0, WS_P1, WS_P2, WS_P3, WS_P4, WS_P5,
     WS_SMALL0, /* [rows][kda_dim] decay bottleneck */
     WS_SMALL1, /* [rows][kda_heads] */
-    WS_IDS, WS_WEIGHTS, WS_LATENT, WS_PAIRS, WS_SUM, WS_HOST,
+    WS_IDS, WS_WEIGHTS, WS_LATENT, WS_PAIRS, WS_SUM,
+    WS_GUESS, /* [hidden]: a state that is guessed from */
+    WS_GUESS_IDS, WS_GUESS_WEIGHTS,
+    WS_HOST,
     WS_COUNT
 };
 
@@ -58,6 +61,9 @@ uint32_t k3_workspace(const void *config, uint32_t rows, ms_workspace_item *item
     items[WS_LATENT] = (ms_workspace_item){"expert input", row * c->latent, false};
     items[WS_PAIRS] = (ms_workspace_item){"expert outputs", row * c->top_k * c->latent, false};
     items[WS_SUM] = (ms_workspace_item){"expert sum", row * c->latent, false};
+    items[WS_GUESS] = (ms_workspace_item){"guessed state", 4ull * c->hidden, false};
+    items[WS_GUESS_IDS] = (ms_workspace_item){"guessed expert ids", 4ull * c->top_k, false};
+    items[WS_GUESS_WEIGHTS] = (ms_workspace_item){"guessed expert weights", 4ull * c->top_k, false};
     items[WS_HOST] = (ms_workspace_item){"expert grouping", ms_moe_host_bytes(rows, c->top_k, c->experts), true};
     return WS_COUNT;
 }
@@ -200,7 +206,45 @@ static ms_moe_buffers moe_buffers(const pass *p) {
                             .pairs = ws(p, WS_PAIRS),
                             .sum = ws(p, WS_SUM),
                             .shared = ws(p, WS_SHARED),
+                            .guess_ids = p->run->workspace[WS_GUESS_IDS],
+                            .guess_weights = ws(p, WS_GUESS_WEIGHTS),
                             .host = p->run->workspace[WS_HOST]};
+}
+
+static ms_mix mix_of(const pass *p, const ms_weight *score, uint32_t first_row) {
+    size_t skip = (size_t)first_row * p->c->hidden;
+    return (ms_mix){.blocks = p->bank + skip,
+                    .block_stride = block_stride(p),
+                    .block_count = p->blocks,
+                    .prefix = p->prefix + skip,
+                    .score = score};
+}
+
+/* What the router of layer l would say to the state as it is and `add` (NULL: nothing), if nothing else were added
+ * before.  The reads run beside what is. */
+static ms_status guess(pass *p, uint32_t l, uint32_t moe_layer, const float *add, ms_error *err) {
+    const k3_config *c = p->c;
+    if (p->n != 1 || p->be->deferred || l >= c->layers || !k3_is_moe(c, l)) return MS_OK;
+    if (!ms_expert_wants_guess(p->run->experts, moe_layer)) return MS_OK;
+    ms_mix m = mix_of(p, part(p, l, K3_MLP_RES_NORM), 0);
+    if (add) {
+        p->be->add(p->be, ws(p, WS_GUESS), p->prefix, add, c->hidden);
+        m.prefix = ws(p, WS_GUESS);
+    }
+    p->be->mix_norm(p->be, p->normed, &m, 1, c->hidden, c->rms_eps, part(p, l, K3_POST_NORM));
+    const ms_router router = router_of(p, l);
+    const ms_moe_buffers buf = moe_buffers(p);
+    return ms_moe_guess(p->be, p->run->experts, moe_layer, &router, &buf, p->normed, err);
+}
+
+typedef struct next_layer {
+    pass *p;
+    uint32_t l, moe_layer;
+} next_layer;
+
+static ms_status guess_next(void *arg, const float *branch, ms_error *err) {
+    const next_layer *next = arg;
+    return guess(next->p, next->l, next->moe_layer, branch, err);
 }
 
 static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
@@ -211,6 +255,7 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
                    part(p, l, K3_DENSE_DOWN), act);
         return MS_OK;
     }
+    next_layer next = {p, l + 1, moe_layer + 1};
     const ms_moe moe = {.layer = l,
                         .dim = c->hidden,
                         .experts = c->experts,
@@ -223,34 +268,15 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
                         .latent_up = part(p, l, K3_LATENT_UP),
                         .shared_gate = part(p, l, K3_SHARED_GATE),
                         .shared_up = part(p, l, K3_SHARED_UP),
-                        .shared_down = part(p, l, K3_SHARED_DOWN)};
+                        .shared_down = part(p, l, K3_SHARED_DOWN),
+                        .guess = guess_next,
+                        .guess_arg = &next};
     const ms_moe_buffers buf = moe_buffers(p);
     const uint32_t *ids = NULL;
     ms_status st = ms_moe_forward(p->be, p->run->experts, moe_layer, &moe, &buf, p->branch, p->normed, p->n, &ids, err);
     if (st != MS_OK) return st;
     if (p->run->routes) p->run->routes(p->run->routes_arg, l, p->n, c->top_k, ids);
     return MS_OK;
-}
-
-static ms_mix mix_of(const pass *p, const ms_weight *score, uint32_t first_row) {
-    size_t skip = (size_t)first_row * p->c->hidden;
-    return (ms_mix){.blocks = p->bank + skip,
-                    .block_stride = block_stride(p),
-                    .block_count = p->blocks,
-                    .prefix = p->prefix + skip,
-                    .score = score};
-}
-
-/* What the router of the next layer would say if its attention added nothing.  Its reads run beside that attention. */
-static ms_status guess_next(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
-    const k3_config *c = p->c;
-    if (p->n != 1 || p->be->deferred || l + 1 >= c->layers || !k3_is_moe(c, l + 1)) return MS_OK;
-    if (!ms_expert_wants_guess(p->run->experts)) return MS_OK;
-    ms_mix m = mix_of(p, part(p, l + 1, K3_MLP_RES_NORM), 0);
-    p->be->mix_norm(p->be, p->normed, &m, 1, c->hidden, c->rms_eps, part(p, l + 1, K3_POST_NORM));
-    ms_router router = router_of(p, l + 1);
-    ms_moe_buffers buf = moe_buffers(p);
-    return ms_moe_guess(p->be, p->run->experts, moe_layer, &router, &buf, p->normed, err);
 }
 
 static ms_status layer(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
@@ -309,7 +335,7 @@ ms_status k3_forward(const ms_run *run, ms_error *err) {
     for (uint32_t l = 0; l < p.c->layers; l++) {
         MS_TRY(layer(&p, l, moe_layer, err));
         if (k3_is_moe(p.c, l)) moe_layer++;
-        MS_TRY(guess_next(&p, l, moe_layer, err));
+        MS_TRY(guess(&p, l + 1, moe_layer, NULL, err));
         if (run->layer_done) MS_TRY(run->layer_done(run->layer_done_arg, l, err));
     }
     if (run->want_logits) MS_TRY(head(&p, err));

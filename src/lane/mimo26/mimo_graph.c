@@ -21,6 +21,8 @@ enum {
     WS_IDS,
     WS_WEIGHTS,
     WS_PAIRS,
+    WS_GUESS_IDS,
+    WS_GUESS_WEIGHTS,
     WS_HOST,
     WS_COUNT
 };
@@ -66,6 +68,8 @@ uint32_t mimo_workspace(const void *config, uint32_t rows, ms_workspace_item *it
     items[WS_IDS] = (ms_workspace_item){"expert ids", row * c->top_k, false};
     items[WS_WEIGHTS] = (ms_workspace_item){"expert weights", row * c->top_k, false};
     items[WS_PAIRS] = (ms_workspace_item){"expert outputs", row * c->top_k * c->hidden, false};
+    items[WS_GUESS_IDS] = (ms_workspace_item){"guessed expert ids", 4ull * c->top_k, false};
+    items[WS_GUESS_WEIGHTS] = (ms_workspace_item){"guessed expert weights", 4ull * c->top_k, false};
     items[WS_HOST] = (ms_workspace_item){"expert grouping", ms_moe_host_bytes(rows, c->top_k, c->experts), true};
     return WS_COUNT;
 }
@@ -175,7 +179,32 @@ static ms_moe_buffers moe_buffers(const pass *p) {
     return (ms_moe_buffers){.ids = p->run->workspace[WS_IDS],
                             .weights = ws(p, WS_WEIGHTS),
                             .pairs = ws(p, WS_PAIRS),
+                            .guess_ids = p->run->workspace[WS_GUESS_IDS],
+                            .guess_weights = ws(p, WS_GUESS_WEIGHTS),
                             .host = p->run->workspace[WS_HOST]};
+}
+
+/* What the router of layer l would say to the state as it is and `add` (NULL: nothing), if nothing else were added
+ * before.  The reads run beside what is. */
+static ms_status guess(pass *p, uint32_t l, uint32_t moe_layer, const float *add, ms_error *err) {
+    const mimo_config *c = p->c;
+    if (p->n != 1 || p->be->deferred || l >= c->layers || !c->moe[l]) return MS_OK;
+    if (!ms_expert_wants_guess(p->run->experts, moe_layer)) return MS_OK;
+    if (add) p->be->add(p->be, p->normed, p->sum, add, c->hidden);
+    p->be->rms_norm(p->be, p->normed, add ? p->normed : p->sum, 1, c->hidden, &p->w->layer[l].post_norm, c->eps);
+    const ms_router router = router_of(p, l);
+    const ms_moe_buffers buf = moe_buffers(p);
+    return ms_moe_guess(p->be, p->run->experts, moe_layer, &router, &buf, p->normed, err);
+}
+
+typedef struct next_layer {
+    pass *p;
+    uint32_t l, moe_layer;
+} next_layer;
+
+static ms_status guess_next(void *arg, const float *branch, ms_error *err) {
+    const next_layer *next = arg;
+    return guess(next->p, next->l, next->moe_layer, branch, err);
 }
 
 static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
@@ -186,28 +215,20 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
         p->be->mlp(p->be, p->branch, p->normed, p->n, &w->gate, &w->up, &w->down, swiglu);
         return MS_OK;
     }
+    next_layer next = {p, l + 1, moe_layer + 1};
     const ms_moe moe = {.layer = l,
                         .dim = c->hidden,
                         .experts = c->experts,
                         .shape = mimo_expert_shape(c),
                         .router = router_of(p, l),
-                        .act = swiglu};
+                        .act = swiglu,
+                        .guess = guess_next,
+                        .guess_arg = &next};
     const ms_moe_buffers buf = moe_buffers(p);
     const uint32_t *ids = NULL;
     MS_TRY(ms_moe_forward(p->be, p->run->experts, moe_layer, &moe, &buf, p->branch, p->normed, p->n, &ids, err));
     if (p->run->routes) p->run->routes(p->run->routes_arg, l, p->n, c->top_k, ids);
     return MS_OK;
-}
-
-/* What the router of the next layer would say if its attention added nothing.  Its reads run beside that attention. */
-static ms_status guess_next(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
-    const mimo_config *c = p->c;
-    if (p->n != 1 || p->be->deferred || l + 1 >= c->layers || !c->moe[l + 1]) return MS_OK;
-    if (!ms_expert_wants_guess(p->run->experts)) return MS_OK;
-    p->be->rms_norm(p->be, p->normed, p->sum, 1, c->hidden, &p->w->layer[l + 1].post_norm, c->eps);
-    const ms_router router = router_of(p, l + 1);
-    const ms_moe_buffers buf = moe_buffers(p);
-    return ms_moe_guess(p->be, p->run->experts, moe_layer, &router, &buf, p->normed, err);
 }
 
 static ms_status layer(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
@@ -249,7 +270,7 @@ ms_status mimo_forward(const ms_run *run, ms_error *err) {
     for (uint32_t l = 0; l < p.c->layers; l++) {
         MS_TRY(layer(&p, l, moe_layer, err));
         if (p.c->moe[l]) moe_layer++;
-        MS_TRY(guess_next(&p, l, moe_layer, err));
+        MS_TRY(guess(&p, l + 1, moe_layer, NULL, err));
         if (run->layer_done) MS_TRY(run->layer_done(run->layer_done_arg, l, err));
     }
     if (run->want_logits) MS_TRY(head(&p, err));
