@@ -203,7 +203,7 @@ gpu-check-quick: ## the part of gpu-check that takes minutes, for test.sh
 	if [ -n "$$failed" ]; then echo "$@: FAIL:$$failed"; exit 1; fi; echo '$@: PASS'
 
 # The orders of threads that a plain run of the tests does not use, on what covers every kernel.
-ORDER_TESTS := $(addprefix $(BUILD)/tests/gpu/,test_ops_gpu test_kernels_experts test_kernels_kda)
+ORDER_TESTS := $(addprefix $(BUILD)/tests/gpu/,test_ops_gpu test_kernels_experts test_kernels_gqa test_kernels_kda)
 gpu-check-orders: $(EMU_LIB) $(ORDER_TESTS)
 	@for o in rev rand; do GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(ORDER_TESTS) || exit 1; done
 

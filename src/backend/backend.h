@@ -197,7 +197,6 @@ struct ms_backend {
     ms_status (*fill_begin)(ms_backend *be, ms_weight *w, uint32_t first, uint32_t count, const void *staging,
                             ms_format source, uint32_t *ticket, ms_error *err);
     void (*weight_destroy)(ms_backend *be, ms_weight *w);
-    bool fp8_weights; /* MS_FORMAT_FP8 as format and as source */
 
     /* The caller will wait for something else before it calls again.  NULL: all the same to this backend. */
     void (*rest)(ms_backend *be);
@@ -225,7 +224,7 @@ struct ms_backend {
                 const ms_weight *down, ms_situ act);
     void (*kda_range)(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint32_t n);
     void (*mla_range)(ms_backend *be, const ms_mla *mla, const ms_mla_io *io, uint32_t n);
-    void (*gqa_range)(ms_backend *be, const ms_gqa *gqa, const ms_gqa_io *io, uint32_t n); /* NULL: this backend lacks it */
+    void (*gqa_range)(ms_backend *be, const ms_gqa *gqa, const ms_gqa_io *io, uint32_t n);
     /* sum[i] = a[i] + b[i] over count floats; sum may be a or b. */
     void (*add)(ms_backend *be, float *sum, const float *a, const float *b, size_t count);
 

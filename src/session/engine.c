@@ -44,19 +44,6 @@ static ms_status refuse(const ms_plan *p, ms_error *err) {
         gib(p->reserve_bytes), gib(p->available_bytes));
 }
 
-/* What the model needs and this backend may lack. */
-static ms_status check_backend(const ms_engine *e, const ms_scratch_need *need, ms_error *err) {
-    const ms_backend *be = e->backend;
-    if (need->gqa_heads && !be->gqa_range)
-        return ms_fail(err, MS_ERR_UNSUPPORTED, "backend %s lacks grouped-query attention, which lane %s needs", be->name,
-                       e->model.lane->name);
-    for (size_t i = 0; i < e->statics.count; i++)
-        if (e->statics.items[i].scales[0] && !be->fp8_weights)
-            return ms_fail(err, MS_ERR_UNSUPPORTED, "backend %s lacks FP8 weights, which lane %s needs", be->name,
-                           e->model.lane->name);
-    return MS_OK;
-}
-
 ms_status ms_engine_reserve_scratch(ms_engine *e, uint32_t rows, ms_error *err) {
     ms_scratch_need need;
     if (e->scratch_rows == rows) return MS_OK;
@@ -71,10 +58,7 @@ static ms_status reserve_scratch(ms_engine *e, ms_error *err) {
     const ms_engine_options *o = &e->options;
     if (!strcmp(e->backend->kernels, "scalar") && !o->kernels)
         say(e, "this CPU has no supported vector instructions: scalar kernels are used");
-    ms_scratch_need need;
-    e->model.lane->scratch_need(e->model.config, o->range_rows, o->context, &need);
     MS_TRY(e->model.lane->statics(e->model.config, o->static_format, &e->statics, err));
-    MS_TRY(check_backend(e, &need, err));
     return ms_engine_reserve_scratch(e, e->plan->usual_rows, err);
 }
 

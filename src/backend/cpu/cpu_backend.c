@@ -177,7 +177,6 @@ static const ms_backend members = {
     .weight_fill = cpu_weight_fill,
     .fill_begin = fill_begin,
     .weight_destroy = cpu_weight_destroy,
-    .fp8_weights = true,
     .scratch_bytes = cpu_scratch_bytes,
     .scratch_host_bytes = scratch_host_bytes,
     .scratch_reserve = cpu_scratch_reserve,

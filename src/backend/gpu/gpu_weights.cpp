@@ -228,5 +228,4 @@ void set_weight_members(ms_backend *be) {
     be->weight_fill = weight_fill;
     be->fill_begin = fill_begin;
     be->weight_destroy = weight_destroy;
-    be->fp8_weights = true;
 }
