@@ -871,6 +871,7 @@ const op_case op_cases[] = {
     MIX(1, 8300, 2, true, VALUES_NORMAL),
     MIX(1, 7168, 8, true, VALUES_NORMAL),
     MIX(2, 4100, 12, true, VALUES_NORMAL),
+    MIX(11, 1100, 12, true, VALUES_NORMAL),
     MIX(1, 260, 31, true, VALUES_NORMAL),
     MIX(1, 260, 40, true, VALUES_NORMAL),
     MIX(2, 520, 9, false, VALUES_MIXED),

@@ -120,8 +120,8 @@ void http_free(http_response *r) {
 }
 
 const char *http_header(const http_response *r, const char *name) {
-    static char values[4][512];
-    static unsigned turn;
+    static _Thread_local char values[4][512];
+    static _Thread_local unsigned turn;
     char *value = values[turn++ % 4];
     size_t n = strlen(name);
     for (const char *s = r->head.data ? strchr(r->head.data, '\n') : NULL; s && s[1]; s = strchr(s + 1, '\n')) {

@@ -204,7 +204,7 @@ bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes);
 // To pinned memory: `bytes` from dev, and the router's flag to `flag` unless NULL (gpu_moe.cpp).
 void fetch_words(gpu_backend *g, void *to, const void *dev, size_t bytes, void *flag);
 
-uint64_t mix_scratch_need(const ms_scratch_need *n);   // floats a row of gpu_scratch.mix (gpu_dense.cpp)
+uint64_t mix_scratch_need(const ms_scratch_need *n); // floats a row of gpu_scratch.mix (gpu_dense.cpp)
 uint64_t mla_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.mla (gpu_attention.cpp)
 uint64_t gqa_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.gqa (gpu_gqa.cpp)
 uint64_t

@@ -1,5 +1,5 @@
-// k_choose.h - the choice of experts for one row beside the int8 form of their input: two small things that wait for the
-// same products, in one launch.
+// k_choose.h - the choice of experts for one row beside the int8 form of their input: two small things that wait for
+// the same products, in one launch.
 //
 // Work: block 0 is k_router.h's, the others have groups of the input.  Owns: nothing.
 #pragma once

@@ -12,27 +12,27 @@
 
 // Registers on AMD, where kda_windows has not enough of them; NVIDIA has more to spare, since no SM gets a second head.
 #if GPU_HIP
-  #define KDA_REGISTERS __attribute__((amdgpu_num_vgpr(120)))
-  #define KDA_WINDOWS   0
+#define KDA_REGISTERS __attribute__((amdgpu_num_vgpr(120)))
+#define KDA_WINDOWS   0
 #else
-  #define KDA_REGISTERS
-  #define KDA_WINDOWS 1
+#define KDA_REGISTERS
+#define KDA_WINDOWS 1
 #endif
 
 #if GPU_HIP || GPU_CUDA
-  #define KDA_ROLLED _Pragma("unroll 1")
+#define KDA_ROLLED _Pragma("unroll 1")
 #else
-  #define KDA_ROLLED
+#define KDA_ROLLED
 #endif
 
 enum {
     KDA_STREAMS = 3,
-    KDA_DIM = 128,          // head width of the tuned form
-    KDA_COLUMNS = 2,        // value columns a thread of it owns
+    KDA_DIM = 128,   // head width of the tuned form
+    KDA_COLUMNS = 2, // value columns a thread of it owns
     KDA_THREADS = 4 * KDA_DIM / KDA_COLUMNS,
-    KDA_CHUNK = 8,          // most tokens of a chunk
+    KDA_CHUNK = 8, // most tokens of a chunk
     KDA_GENERIC_FLOATS = 5120,
-    KDA_GENERIC_ROWS = 5,   // floats a token and channel needs: q, k, alpha, v, o
+    KDA_GENERIC_ROWS = 5, // floats a token and channel needs: q, k, alpha, v, o
     KDA_MAX_DIM = KDA_GENERIC_FLOATS / KDA_GENERIC_ROWS,
     KDA_MAX_TAPS = 16
 };
@@ -48,8 +48,8 @@ typedef struct kda_args {
     const void *history_in;
     void *history_out;
     float *out;
-    int8_t *q;       // not NULL (heads of KDA_DIM): the int8 form of out too, a head is a group of 128
-    float *q_scales; // [n][heads]
+    int8_t *q;             // not NULL (heads of KDA_DIM): the int8 form of out too, a head is a group of 128
+    float *q_scales;       // [n][heads]
     uint32_t history_bf16; // fast: the history and the convolution inputs are bf16 values
 } kda_args;
 
@@ -93,8 +93,10 @@ GPU_DEV void kda_store_history(const kda_args &a, uint32_t head) {
         uint32_t row = i / a.dim, stream = row / past, r = row % past;
         size_t channel = (size_t)head * a.dim + i % a.dim, to = (size_t)row * inner + channel;
         float z = kda_input(a, stream, a.n + r, channel);
-        if (a.history_bf16) ((gpu_bf16 *)a.history_out)[to] = gpu_f32_bf16(z);
-        else ((float *)a.history_out)[to] = z;
+        if (a.history_bf16)
+            ((gpu_bf16 *)a.history_out)[to] = gpu_f32_bf16(z);
+        else
+            ((float *)a.history_out)[to] = z;
     }
 }
 
@@ -167,8 +169,8 @@ GPU_DEV void kda_windows(const kda_args &a, const kda_chunk &c, uint32_t head, u
 }
 
 // Convolution, decay and write strength of the tokens [t0, t0 + count), then the norms of q and k.
-template <bool TUNED> GPU_DEV void kda_prepare(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0,
-                                               uint32_t count) {
+template <bool TUNED>
+GPU_DEV void kda_prepare(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0, uint32_t count) {
     uint32_t dim = TUNED ? (uint32_t)KDA_DIM : a.dim;
     if (TUNED && KDA_WINDOWS) {
         kda_windows(a, c, head, t0, count);
@@ -218,8 +220,8 @@ template <bool TUNED> GPU_DEV void kda_finish_row(const kda_args &a, const float
 }
 
 // Norm and gate of the recurrence's outputs, a wave a token.
-template <bool TUNED> GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0,
-                                              uint32_t count) {
+template <bool TUNED>
+GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, uint32_t t0, uint32_t count) {
     gpu_sync();
     for (uint32_t t = gpu_wave(); t < count; t += gpu_nt() / GPU_WAVE) {
         const float *o = c.o + t * a.dim;

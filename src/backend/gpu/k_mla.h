@@ -20,7 +20,8 @@
 #define MLA_PARTS 128 // (row, key block) items of a split or tuned launch; at least MLA_ROWS
 #endif
 #ifndef MLA_LAUNCH_ITEMS
-#define MLA_LAUNCH_ITEMS 4096 // (row, key block) items of a fused generic launch, so that none is long; at least MLA_ROWS
+#define MLA_LAUNCH_ITEMS                                                                                               \
+    4096 // (row, key block) items of a fused generic launch, so that none is long; at least MLA_ROWS
 #endif
 enum {
     MLA_KEYS = 256,      // keys of a block
@@ -68,12 +69,12 @@ typedef struct mla_sums {
 // Rows [first, first + count) of the range, and where their intermediate values lie.
 typedef struct mla_chunk {
     uint32_t first, count;
-    float *query;       // [count][heads][rank + extra]
-    mla_sums run, part; // of rows; of (row, key block) items
+    float *query;         // [count][heads][rank + extra]
+    mla_sums run, part;   // of rows; of (row, key block) items
     float *m_out, *l_out; // of rows, where a fused launch leaves them
     float *e;             // scores of items, tuned form: [MLA_PARTS][heads][MLA_KEYS]
-    uint64_t block;     // first key block of a launch
-    uint32_t blocks;    // key blocks of a launch
+    uint64_t block;       // first key block of a launch
+    uint32_t blocks;      // key blocks of a launch
     uint32_t split;
 } mla_chunk;
 
@@ -517,7 +518,8 @@ GPU_DEV void mla_slice_copy(mla_sum_shared &sh, const gpu_bf16 *rows, uint32_t f
     for (uint32_t i = gpu_tid(); i < MLA_TILE * (MLA_SLICE / 8); i += MLA_THREADS) {
         const uint32_t key = i / (MLA_SLICE / 8), col = i % (MLA_SLICE / 8) * 8;
         if (first + key < count)
-            gpu_copy16(&sh.tile[first / MLA_TILE % MLA_STAGES][key][col], rows + (size_t)(first + key) * MLA_WIDTH + col);
+            gpu_copy16(&sh.tile[first / MLA_TILE % MLA_STAGES][key][col],
+                       rows + (size_t)(first + key) * MLA_WIDTH + col);
     }
     gpu_copy_batch();
 }
@@ -626,8 +628,8 @@ GPU_KERNEL MLA_BOUNDS k_mla_sums(mla_args a, mla_chunk k) {
             for (uint32_t i = 0; i < MLA_PASS_OUT; i++) {
                 const uint32_t h = mla_out_head(pass, i), w = h / MLA_EACH * 4, of = h % MLA_PASS;
                 if (h >= heads) continue;
-                const float sum =
-                    k_sum4(sh.part[w][of][col], sh.part[w + 1][of][col], sh.part[w + 2][of][col], sh.part[w + 3][of][col]);
+                const float sum = k_sum4(sh.part[w][of][col], sh.part[w + 1][of][col], sh.part[w + 2][of][col],
+                                         sh.part[w + 3][of][col]);
                 run[pass][i] = fresh ? sum : gpu_fma(run[pass][i], sh.f[h], sum * sh.f_b[h]);
             }
         }
@@ -712,7 +714,7 @@ GPU_KERNEL GPU_BOUNDS(MLA_GENERIC_THREADS, 4) k_mla_merge(mla_args a, mla_chunk 
     gpu_begin();
     GPU_SHARED(mla_factors, sh);
     const uint32_t head = gpu_bx(), row = gpu_by(), count = mla_parts_of(a, k, row);
-    if (!count) return; // the whole block
+    if (!count) return;                                                                             // the whole block
     const size_t to = (size_t)row * a.heads + head, part = (size_t)row * k.blocks * a.heads + head; // of the first part
     const bool fresh = k.block == 0;
     mla_factors_of(sh, k.part.m + part, k.part.l + part, a.heads, count, fresh, fresh ? 0.0f : k.run.m[to],
@@ -750,7 +752,8 @@ GPU_DEV void mla_value_tile(const mla_args &a, const mla_value_shared &sh, uint3
         gpu_u4 w[MLA_VALUE_EACH];
         GPU_UNROLL
         for (uint32_t j = 0; j < MLA_VALUE_EACH; j++)
-            w[j] = gpu_load_u4(weight + (size_t)(j0 + j < a.value ? j0 + j : a.value - 1) * MLA_RANK + b * K_BF16_BLOCK);
+            w[j] =
+                gpu_load_u4(weight + (size_t)(j0 + j < a.value ? j0 + j : a.value - 1) * MLA_RANK + b * K_BF16_BLOCK);
         GPU_UNROLL
         for (uint32_t t = 0; t < 8; t++) {
             float x[MLA_VALUE_EACH];
@@ -975,8 +978,8 @@ static inline void k_mla_range(gpuStream_t stream, const mla_args *args) {
             GPU_LAUNCH_EARLY(k_mla_finish, gpuDim3(a.heads * k_ceil_div(a.value, MLA_FINISH_ROWS), k.count),
                              gpuDim3(MLA_THREADS), stream, a, k);
         else if (mla_tuned(args))
-            GPU_LAUNCH_EARLY(k_mla_value<true>, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)),
-                             gpuDim3(MLA_THREADS), stream, a, k, value_rows);
+            GPU_LAUNCH_EARLY(k_mla_value<true>, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)), gpuDim3(MLA_THREADS),
+                             stream, a, k, value_rows);
         else
             GPU_LAUNCH_EARLY(k_mla_value<false>, gpuDim3(a.heads, k_ceil_div(k.count, value_rows)),
                              gpuDim3(MLA_THREADS), stream, a, k, value_rows);

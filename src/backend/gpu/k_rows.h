@@ -74,9 +74,7 @@ GPU_DEV float k_row_dot(float s, const float *x, const float *y, uint32_t count)
 
 enum { K_ROW_EACH = K_ROW_KEPT / K_Q8_GROUP / K_ROW_WAVES };
 // The first of this thread's four columns of a group of 128.
-GPU_DEV uint32_t k_row_column(uint32_t pass) {
-    return (pass * K_ROW_WAVES + gpu_wave()) * K_Q8_GROUP + gpu_lane() * 4;
-}
+GPU_DEV uint32_t k_row_column(uint32_t pass) { return (pass * K_ROW_WAVES + gpu_wave()) * K_Q8_GROUP + gpu_lane() * 4; }
 
 // The kept row to its place, normed when there is a norm.  The block has written sh.y; it is not yet synchronised.
 GPU_DEV void k_row_finish(k_row_shared *sh, const k_row_out *to, size_t row, k_vector norm, uint32_t dim, float eps) {
