@@ -142,8 +142,8 @@ static void end_request(ms_socket *s) {
 
 /* Headers that trickle in are cut off; libmicrohttpd only sees silence. */
 static void cut_slow_sockets(ms_front *f) {
-    uint64_t now = ms_clock_ns();
     (void)pthread_mutex_lock(&f->lock);
+    uint64_t now = ms_clock_ns(); /* not before the lock: a socket that began to wait meanwhile would be ahead of it */
     for (const ms_socket *s = f->sockets; s; s = s->next) {
         if (s->waiting_since_ns && now - s->waiting_since_ns > HEADERS_S * UINT64_C(1000000000)) {
             (void)shutdown(s->fd, SHUT_RDWR);
