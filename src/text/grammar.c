@@ -385,16 +385,19 @@ static void copy_classes(ms_grammar *g, ms_array_block *a, const ms_array_rule *
 uint32_t ms_grammar_array(ms_grammar *g, const ms_array_rule *rule) {
     ms_array_block *a = allocate(g, 1, sizeof *a);
     if (!a) return 0;
-    *a = (ms_array_block){.prefix_count = (uint32_t)rule->prefix_count, .items = rule->items, .min = rule->min,
-                          .max = rule->max, .contained = rule->contained, .other = rule->other,
-                          .min_contained = rule->min_contained, .max_contained = rule->max_contained,
+    *a = (ms_array_block){.prefix_count = (uint32_t)rule->prefix_count,
+                          .items = rule->items,
+                          .min = rule->min,
+                          .max = rule->max,
+                          .contained = rule->contained,
+                          .other = rule->other,
+                          .min_contained = rule->min_contained,
+                          .max_contained = rule->max_contained,
                           .unique = rule->unique};
     a->prefix = duplicate(g, rule->prefix, rule->prefix_count, sizeof *a->prefix);
     a->prefix_cost = allocate(g, rule->prefix_count + 1, sizeof *a->prefix_cost);
     if (rule->unique && !failed(g)) copy_classes(g, a, rule);
-    a->clamp = rule->max != MS_UNLIMITED ? MS_UNLIMITED
-               : rule->min > a->prefix_count ? rule->min
-                                             : a->prefix_count;
+    a->clamp = rule->max != MS_UNLIMITED ? MS_UNLIMITED : rule->min > a->prefix_count ? rule->min : a->prefix_count;
     a->contained_clamp = rule->max_contained != MS_UNLIMITED ? MS_UNLIMITED : rule->min_contained;
     uint32_t id;
     ms_block *b = add(g, MS_BLOCK_ARRAY, &id);
@@ -423,6 +426,10 @@ ms_status ms_grammar_finish(ms_grammar *g, uint32_t root, ms_error *err) {
         return g->status;
     }
     g->root = root;
-    if (g->blocks[root].cost >= MS_BOUND_NONE) return ms_fail(err, MS_ERR_USAGE, "expected rules that some text fits");
+    uint32_t least = g->blocks[root].cost;
+    if (least >= MS_BOUND_NONE) return ms_fail(err, MS_ERR_USAGE, "expected rules that some text fits");
+    if (least > MS_LEAST_MAX)
+        return ms_fail(err, MS_ERR_USAGE, "expected rules that a text of %d bytes or less fits, found at least %u",
+                       MS_LEAST_MAX, least);
     return MS_OK;
 }

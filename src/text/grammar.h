@@ -26,6 +26,8 @@ enum { MS_SYMBOL_CONTROL = 256, MS_SYMBOLS = 512 };
 #define MS_UNLIMITED UINT32_MAX
 /* A bound of this size or more: nothing completes it. */
 #define MS_BOUND_NONE (UINT32_C(1) << 30)
+/* Symbols of the shortest text that a grammar may have: what finds the shortest way to a reply's end goes that far. */
+enum { MS_LEAST_MAX = 1 << 18 };
 
 ms_status ms_grammar_create(ms_grammar **out, ms_error *err);
 void ms_grammar_free(ms_grammar *g); /* NULL is fine */
@@ -99,7 +101,7 @@ typedef struct ms_array_rule {
 } ms_array_rule;
 uint32_t ms_grammar_array(ms_grammar *g, const ms_array_rule *rule);
 
-/* Ends building.  MS_ERR_USAGE when no text at all fits. */
+/* Ends building.  MS_ERR_USAGE when no text at all fits, or none of at most MS_LEAST_MAX symbols. */
 ms_status ms_grammar_finish(ms_grammar *g, uint32_t root, ms_error *err);
 /* The failure that made blocks 0, before finish; MS_OK: none so far. */
 ms_status ms_grammar_status(const ms_grammar *g);

@@ -61,6 +61,21 @@ static const hard schemas[] = {
      "\"p%d\":{\"$ref\":\"#/$defs/n\"}", 2000, NULL},
     {"least members", "{\"type\":\"object\",\"properties\":{%R},\"minProperties\":2000,\"additionalProperties\":false}",
      "\"p%d\":{\"type\":\"string\"}", 4000, "minProperties"},
+    {"the longest least string", "{\"type\":\"string\",\"minLength\":262142}", "", 0, NULL},
+    {"a longer one", "{\"type\":\"string\",\"minLength\":262143}", "", 0, ""},
+    {"a string of a thousand million",
+     "{\"properties\":{\"a\":{\"type\":\"string\",\"minLength\":1000000000}},"
+     "\"required\":[\"a\"],\"type\":\"object\"}",
+     "", 0, ""},
+    {"the same where it may be left out",
+     "{\"properties\":{\"a\":{\"type\":\"string\",\"minLength\":1000000000}},"
+     "\"type\":\"object\"}",
+     "", 0, NULL},
+    {"a million items", "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":1000000}", "", 0, ""},
+    {"members doubled", "{\"$ref\":\"#/$defs/l20\",\"$defs\":{\"l0\":{\"type\":\"integer\"},%R}}",
+     "\"l%d\":{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/l%p\"},\"b\":{\"$ref\":\"#/$defs/l%p\"}},"
+     "\"required\":[\"a\",\"b\"]}",
+     20, ""},
     {"one format often", "{\"type\":\"object\",\"properties\":{%R}}",
      "\"p%d\":{\"type\":\"string\",\"format\":\"email\"}", 500, NULL}};
 
