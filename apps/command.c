@@ -45,7 +45,7 @@ const ms_option ms_model_option_table[] = {
      .arg = "N",
      .min = 1,
      .max = 1024,
-     .help = "Expert reads in flight (default: as many as buffers)."},
+     .help = "Expert reads in flight (default: as many as buffers, but few for a single token)."},
     {.name = "range",
      .type = MS_OPTION_U32,
      .offset = FIELD(range),
@@ -54,7 +54,7 @@ const ms_option ms_model_option_table[] = {
      .max = 1048576,
      .word = "auto",
      .help = "Most tokens of one layer-major pass (default: 512); auto: as many as fit into memory beside the "
-             "rest. Every expert is read once a pass at most. Never changes a result."},
+             "rest, which may borrow cache slots. Every expert is read once a pass at most. Never changes a result."},
     {.name = "precision",
      .type = MS_OPTION_CHOICE,
      .offset = FIELD(precision),
