@@ -231,6 +231,7 @@ INLINE void block8_q8(float *out, size_t out_stride, const ms_cpu_q8 *x, size_t 
         size_t at = (size_t)g * MS_Q8_WEIGHT_GROUP;
         uint32_t n = ms_q8_group_cols(cols, g);
         const int8_t *w = data + at * V, *here[2] = {xq[0] + at, nx > 1 ? xq[1] + at : NULL};
+        if (first == 0) fetch_ahead(w, (size_t)n * V);
         __m256i dots[2];
         if (n == MS_Q8_WEIGHT_GROUP) {
             group_dots(dots, here, nx, w);
@@ -276,7 +277,7 @@ static void avx2_block_q8(float *out, size_t out_stride, const ms_cpu_q8 *x, siz
 /* ------------------------------------------------------------------ MXFP4 */
 
 /* Doubled E2M1 plus 12: unsigned, so that maddubs takes it as it is.  12 * sum(x) is subtracted from the dot. */
-enum { MX_OFFSET = 12, MX_AHEAD = 4096 };
+enum { MX_OFFSET = 12 };
 
 INLINE __m256i mx_table(void) {
     __m128i t = _mm_add_epi8(_mm_loadu_si128((const __m128i *)(const void *)ms_e2m1_doubled), _mm_set1_epi8(MX_OFFSET));
@@ -334,6 +335,7 @@ INLINE void tile_rows(float *out, size_t out_stride, const ms_cpu_q8 *x, size_t 
     }
     for (uint32_t g = 0; g < groups; g++) {
         const uint8_t *w = tile + (size_t)g * MX_TILE * MX_BYTES;
+        if (first == 0) fetch_ahead(w, MX_TILE * MX_BYTES);
         __m256i even[4], odd[4], offset[4];
         for (size_t i = 0; i < nx; i++) {
             even[i] = broadcast16(xq[i] + (size_t)g * MX_GROUP);
@@ -345,8 +347,6 @@ INLINE void tile_rows(float *out, size_t out_stride, const ms_cpu_q8 *x, size_t 
             for (size_t r = 0; r < 4; r++) {
                 const uint8_t *from = w + (o * V + r * 2) * MX_BYTES;
                 __m256i bytes = load_bytes(from);
-                /* A single input row waits for memory, and the hardware stops fetching ahead at each page. */
-                if (nx == 1 && r % 2 == 0) _mm_prefetch((const char *)((uintptr_t)from + MX_AHEAD), _MM_HINT_T0);
                 low[r] = _mm256_shuffle_epi8(table, _mm256_and_si256(bytes, mask));
                 high[r] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask));
             }

@@ -34,6 +34,16 @@ INLINE float scalar_weight(const void *w, size_t i, bool bf16) {
 }
 INLINE __m256i load_bytes(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
+/* Asks for the weights FETCH_AHEAD bytes behind the next `bytes`.  The first input rows of a product wait for memory, and
+ * hardware that fetches ahead stops at each page and misses blocks that are not read line by line: Zen 5 then gets a
+ * third of its memory rate.  4 to 16 KiB are alike. */
+enum { FETCH_AHEAD = 8192, FETCH_LINE = 64 };
+
+INLINE void fetch_ahead(const void *next, size_t bytes) {
+    for (size_t b = 0; b < bytes; b += FETCH_LINE)
+        _mm_prefetch((const char *)((uintptr_t)next + FETCH_AHEAD + b), _MM_HINT_T0);
+}
+
 /* Undoes what two steps of packs or hadd do to the order of eight elements. */
 INLINE __m256i row_order(__m256i v) {
     return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));

@@ -230,6 +230,7 @@ INLINE void block_rows_q8(float *out, size_t out_stride, const ms_cpu_q8 *x, siz
         size_t at = (size_t)g * MS_Q8_WEIGHT_GROUP;
         uint32_t n = ms_q8_group_cols(cols, g);
         const int8_t *from = data + at * rows;
+        if (first == 0) fetch_ahead(from, (size_t)n * rows);
         __mmask64 low = n >= 64 ? ~UINT64_C(0) : (UINT64_C(1) << n) - 1;
         __mmask64 high = n >= 128 ? ~UINT64_C(0) : n > 64 ? (UINT64_C(1) << (n - 64)) - 1 : 0;
         __m512i w[2][2][4], start[2];
@@ -272,8 +273,7 @@ static void avx512_block_q8(float *out, size_t out_stride, const ms_cpu_q8 *x, s
 /* Doubled E2M1 plus 12 is unsigned, as VNNI wants one factor; 12 * sum(x) is what a dot starts below zero. */
 enum {
     MX_OFFSET = 12,
-    MX_CHUNK = 16,   /* groups */
-    MX_AHEAD = 16384 /* bytes that a single input row, which waits for memory, fetches ahead */
+    MX_CHUNK = 16 /* groups */
 };
 
 INLINE __m512i mx_table(void) {
@@ -348,6 +348,7 @@ INLINE void tile_rows_mxfp4(float *out, size_t out_stride, const ms_cpu_q8 *x, s
             for (size_t i = 0; i < nx; i++)
                 mx_starts(start[i], ms_cpu_q8_row(x, first + i) + (size_t)g * MX_GROUP, count);
         }
+        if (first == 0) fetch_ahead(tile + (size_t)g * MX_TILE * MX_BYTES, MX_TILE * MX_BYTES);
         for (size_t h = 0; h < 2; h++) {
             const uint8_t *w = tile + ((size_t)g * MX_TILE + h * W) * MX_BYTES;
             __m512i code[8];
@@ -372,7 +373,6 @@ INLINE __m512i mx_single_dots(const uint8_t *w, __m512i table, __m512i even, __m
     __m512i s[4];
     for (size_t r = 0; r < 4; r++) {
         __m512i v = _mm512_loadu_si512(w + r * 64);
-        _mm_prefetch((const char *)((uintptr_t)w + MX_AHEAD + r * 64), _MM_HINT_T1);
         __m512i low = _mm512_shuffle_epi8(table, _mm512_and_si512(v, mask));
         __m512i high = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(v, 4), mask));
         s[r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start, low, even), high, odd);
@@ -392,6 +392,7 @@ INLINE void mx_single_groups(__m512 p[2][4], const int8_t *x, const float *x_sca
                              const uint8_t *scales, uint32_t g, uint32_t count, __m512i table) {
     const __m512i offset = _mm512_set1_epi8(MX_OFFSET);
     for (uint32_t q = 0; q < count; q++) {
+        fetch_ahead(tile + (size_t)(g + q) * MX_TILE * MX_BYTES, MX_TILE * MX_BYTES);
         __m512i even = broadcast16x4(x + (size_t)(g + q) * MX_GROUP);
         __m512i odd = broadcast16x4(x + (size_t)(g + q) * MX_GROUP + MX_BYTES);
         __m512i start = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), offset, even), offset, odd);
