@@ -1,7 +1,8 @@
 /* --range-backend blas: products of many rows near what the textbook gives, all others the canonical bits; its states
  * are its own; without the library, one error that names it.
  *
- * On the emulator the library is a stand-in (emublas/emublas.c), which is loaded here: a loaded library is found by its name. */
+ * On the emulator the library is a stand-in (emublas/emublas.c), which is loaded here: a loaded library is found by its
+ * name. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -116,7 +117,7 @@ static void operations(ms_precision precision) {
     }
     gpu_test_use(NULL);
     assert_true(cases > 10 && other > cases / 2); /* it is not the same sum */
-    if (refuse) { /* what the library refuses is an error, and not for ever */
+    if (refuse) {                                 /* what the library refuses is an error, and not for ever */
         const op_case *c = NULL;
         for (size_t i = 0; i < op_case_count && !c; i++)
             if (!strcmp(op_cases[i].name, "project")) c = &op_cases[i];

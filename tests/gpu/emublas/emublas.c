@@ -87,10 +87,14 @@ int cublasLtMatmulPreferenceCreate(void **p) {
 }
 int cublasLtMatmulPreferenceSetAttribute(void *p, int attribute, const void *value, size_t bytes) {
     pref *to = p;
-    if (attribute == PREF_WORKSPACE && bytes == sizeof to->workspace) memcpy(&to->workspace, value, bytes);
-    else if (attribute == PREF_C && bytes == sizeof to->align_c) memcpy(&to->align_c, value, bytes);
-    else if (attribute == PREF_D && bytes == sizeof to->align_d) memcpy(&to->align_d, value, bytes);
-    else return INVALID;
+    if (attribute == PREF_WORKSPACE && bytes == sizeof to->workspace)
+        memcpy(&to->workspace, value, bytes);
+    else if (attribute == PREF_C && bytes == sizeof to->align_c)
+        memcpy(&to->align_c, value, bytes);
+    else if (attribute == PREF_D && bytes == sizeof to->align_d)
+        memcpy(&to->align_d, value, bytes);
+    else
+        return INVALID;
     return OK;
 }
 int cublasLtMatmulPreferenceDestroy(void *p) { return take(p); }
