@@ -24,7 +24,7 @@
 typedef struct gpu_flags {
     const char *backend, *only, *csv;
     uint32_t rounds, milliseconds;
-    int shapes;
+    int shapes, range_backend;
 } gpu_flags;
 
 static const char *const shape_sets[] = {"k3", "small", NULL};
@@ -37,6 +37,12 @@ static const ms_option options[] = {
      .offset = FIELD(backend),
      .arg = "NAME",
      .help = "cpu, cuda, hip, emu or auto (default: auto)."},
+    {.name = "range-backend",
+     .type = MS_OPTION_CHOICE,
+     .offset = FIELD(range_backend),
+     .arg = "B",
+     .choices = ms_range_backends,
+     .help = "blas: products of more than 16 rows by cuBLASLt or hipBLASLt, to compare (default: default)."},
     {.name = "shapes",
      .type = MS_OPTION_CHOICE,
      .offset = FIELD(shapes),
@@ -655,7 +661,8 @@ static ms_status run(ms_backend *be, const gpu_flags *f, ms_text *csv, ms_error 
 }
 
 static ms_status open_and_run(const gpu_flags *f, ms_error *err) {
-    ms_backend_options o = {.name = f->backend, .precision = MS_PRECISION_FAST};
+    ms_backend_options o = {.name = f->backend, .precision = MS_PRECISION_FAST,
+                            .range_blas = f->range_backend != 0};
     ms_backend *be;
     ms_text csv = {0};
     MS_TRY(ms_backend_open(&be, &o, err));

@@ -360,6 +360,7 @@ static ms_status run(quality_run *r, const char *model, ms_error *err) {
         ms_model_flags reference = *r->model_flags;
         reference.precision = MS_PRECISION_REFERENCE;
         reference.static_format = MS_STATIC_BF16;
+        reference.range_backend = 0;
         MS_TRY(open_engine(r, &reference, model, &r->ref_engine, &r->ref_session, err));
     }
     for (size_t i = 0; i < r->set.count; i++)
@@ -394,9 +395,10 @@ static ms_status check_flags(const quality_flags *f, const ms_model_flags *mf, m
     if (!f->set) return ms_fail(err, MS_ERR_USAGE, "--set FILE is needed");
     if (f->record && f->against)
         return ms_fail(err, MS_ERR_USAGE, "--record and --against-reference exclude each other");
-    if (f->record && (mf->precision != MS_PRECISION_REFERENCE || mf->static_format != MS_STATIC_BF16))
+    if (f->record && (mf->precision != MS_PRECISION_REFERENCE || mf->static_format != MS_STATIC_BF16 ||
+                      mf->range_backend))
         return ms_fail(err, MS_ERR_USAGE,
-                       "--record needs --precision reference --static bf16: "
+                       "--record needs --precision reference --static bf16 and no range backend: "
                        "it writes what others are judged by");
     return MS_OK;
 }

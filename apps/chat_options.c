@@ -8,7 +8,6 @@
 const char *const chat_efforts[] = {"low", "medium", "high", "max", NULL};
 static const char *const when_bar[] = {"auto", "on", "off", NULL};
 static const char *const when_color[] = {"auto", "always", "never", NULL};
-static const char *const range_backends[] = {"default", "kda-blas", NULL};
 
 #define FIELD(f) offsetof(chat_options, f)
 #define COUNT(a) (sizeof(a) / sizeof *(a))
@@ -190,11 +189,6 @@ static const ms_option run_options[] = {
      .offset = FIELD(sequential_limit),
      .arg = "N",
      .help = "Prompts of up to N new tokens run token by token (default: 7)."},
-    {.name = "range-backend",
-     .type = MS_OPTION_CHOICE,
-     .offset = FIELD(range_backend),
-     .choices = range_backends,
-     .help = "Diagnostic; only the default is available."},
 };
 
 static chat_options defaults(void) {
@@ -206,14 +200,11 @@ static chat_options defaults(void) {
                           .engine = ms_model_flags_default()};
 }
 
-static ms_status check_later(const ms_option_set *set, const ms_option_result *r, const chat_options *o,
-                             ms_error *err) {
+static ms_status check_later(const ms_option_set *set, const ms_option_result *r, ms_error *err) {
     for (size_t i = 0; i < COUNT(later_options); i++) {
         if (!ms_options_given(set, r, later_options[i].name)) continue;
         return ms_fail(err, MS_ERR_USAGE, "--%s is not available in this version", later_options[i].name);
     }
-    if (o->range_backend)
-        return ms_fail(err, MS_ERR_USAGE, "--range-backend kda-blas is not available in this version");
     return MS_OK;
 }
 
@@ -232,7 +223,7 @@ static ms_status exclude(const ms_option_set *set, const ms_option_result *r, ms
 }
 
 static ms_status check(const ms_option_set *set, const ms_option_result *r, chat_options *o, ms_error *err) {
-    MS_TRY(check_later(set, r, o, err));
+    MS_TRY(check_later(set, r, err));
     MS_TRY(exclude(set, r, err));
     for (size_t i = 0; i < o->stop.count; i++) {
         if (!*o->stop.items[i]) return ms_fail(err, MS_ERR_USAGE, "--stop: expected text, found an empty string");

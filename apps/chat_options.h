@@ -36,7 +36,6 @@ typedef struct chat_options {
     int progress, color; /* app_when order: auto, on/always, off/never */
     /* engine */
     uint32_t sequential_limit;
-    int range_backend;
     ms_model_flags engine;
     /* known, but not available in this version */
     const char *url, *api_key, *schema, *decode_diagnostics;

@@ -30,16 +30,6 @@ static void print_report(const char *what, const char *dir, const ms_bundle_repo
     printf(", %.1f s\nbundle %s\n", (double)(ms_clock_ns() - start_ns) / 1e9, sha);
 }
 
-static int end(const char *program, ms_status st, const ms_error *err, const char *after) {
-    ms_interrupt_unwatch();
-    if (st == MS_ERR_CANCELLED && ms_interrupt_code()) {
-        fprintf(stderr, "%s: interrupted%s\n", program, after);
-        return ms_interrupt_code();
-    }
-    if (st != MS_OK) return ms_command_fail(program, err);
-    return ms_command_finish(program);
-}
-
 static int run_build(int argc, char **argv) {
     static const ms_option options[] = {
         {.name = "reuse-mzg2",
@@ -88,7 +78,7 @@ static int run_build(int argc, char **argv) {
     job_progress_end(&p);
     if (st == MS_OK) print_report("published", r.args[1], &report, p.start_ns);
     ms_model_close(&m);
-    return end(set.program, st, &err, "; the same command goes on from here");
+    return ms_interrupt_end(set.program, st, &err, "; the same command goes on from here");
 }
 
 static int run_verify(int argc, char **argv) {
@@ -131,7 +121,7 @@ static int run_verify(int argc, char **argv) {
         ms_model_close(&m);
         print_report("verified", r.args[0], &report, p.start_ns);
     }
-    return end(set.program, st, &err, "");
+    return ms_interrupt_end(set.program, st, &err, "");
 }
 
 static void usage(FILE *out) {

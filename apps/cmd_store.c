@@ -50,16 +50,6 @@ static void print_report(const char *what, const char *dir, const ms_mzg2_report
     printf("manifest %s\n", sha);
 }
 
-static int end(const char *program, ms_status st, const ms_error *err, const char *after) {
-    ms_interrupt_unwatch();
-    if (st == MS_ERR_CANCELLED && ms_interrupt_code()) {
-        fprintf(stderr, "%s: interrupted%s\n", program, after);
-        return ms_interrupt_code();
-    }
-    if (st != MS_OK) return ms_command_fail(program, err);
-    return ms_command_finish(program);
-}
-
 /* ------------------------------------------------------------------ build, layer */
 
 static int run_build(int argc, char **argv) {
@@ -116,7 +106,7 @@ static int run_build(int argc, char **argv) {
     job_progress_end(&p);
     if (st == MS_OK) print_report("published", r.args[1], &report, p.start_ns);
     ms_model_close(&m);
-    return end(set.program, st, &err, "; the same command goes on from here");
+    return ms_interrupt_end(set.program, st, &err, "; the same command goes on from here");
 }
 
 static int run_layer(int argc, char **argv) {
@@ -170,7 +160,7 @@ static int run_layer(int argc, char **argv) {
                100.0 * (1 - (double)rec.bytes / (double)raw), sha);
     }
     ms_model_close(&m);
-    return end(set.program, st, &err, "");
+    return ms_interrupt_end(set.program, st, &err, "");
 }
 
 /* ------------------------------------------------------------------ verify, restore */
@@ -210,7 +200,7 @@ static int run_verify(int argc, char **argv) {
                                         : "verified",
                      r.args[0], &report, p.start_ns);
     if (r.arg_count == 2) ms_model_close(&m);
-    return end(set.program, st, &err, "");
+    return ms_interrupt_end(set.program, st, &err, "");
 }
 
 static int run_restore(int argc, char **argv) {

@@ -214,10 +214,5 @@ int ms_command_trace(int argc, char **argv) {
     if (!model) return 2;
     ms_error err;
     ms_status st = run(set.program, &flags, &model_flags, model, &err);
-    if (st == MS_ERR_CANCELLED) {
-        fprintf(stderr, "%s: interrupted\n", set.program);
-        return ms_interrupt_code() ? ms_interrupt_code() : 1;
-    }
-    if (st != MS_OK) return ms_command_fail(set.program, &err);
-    return ms_command_finish(set.program);
+    return ms_interrupt_end(set.program, st, &err, "");
 }

@@ -14,6 +14,7 @@ enum { EXIT_CLOSED = 141 }; /* what a shell shows for a program that SIGPIPE end
 
 static const char *const precisions[] = {"fast", "reference", NULL};
 static const char *const switches[] = {"on", "off", NULL};
+const char *const ms_range_backends[] = {"default", "blas", "kda-blas", NULL};
 static const char *const formats[] = {"q8", "bf16", NULL};
 
 #define FIELD(f) offsetof(ms_model_flags, f)
@@ -102,6 +103,13 @@ const ms_option ms_model_option_table[] = {
      .arg = "NAME",
      .env = "MOONSHINE_BACKEND",
      .help = "cpu, hip, cuda, or auto: a GPU if one opens, else the CPU (default: cpu)."},
+    {.name = "range-backend",
+     .type = MS_OPTION_CHOICE,
+     .offset = FIELD(range_backend),
+     .arg = "B",
+     .choices = ms_range_backends,
+     .help = "Diagnostic, GPUs only: blas makes products of more than 16 rows with cuBLASLt or hipBLASLt (default: "
+             "default). Changes results, also with how prompts are cut. kda-blas is another name of it."},
     {.name = "store",
      .type = MS_OPTION_STRING,
      .filled = true,
@@ -157,6 +165,7 @@ ms_engine_options ms_model_flags_engine(const ms_model_flags *f, const char *mod
     o.memory_bytes = f->memory_bytes;
     o.reserve_bytes = f->reserve_bytes;
     o.kernels = f->kernels;
+    o.range_blas = f->range_backend != 0;
     o.backend = f->backend;
     o.buffered_reads = f->no_direct;
     o.no_uring = f->no_uring;

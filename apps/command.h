@@ -23,13 +23,14 @@ int ms_command_bundle(int argc, char **argv);
 typedef struct ms_model_flags {
     uint64_t context, memory_bytes, reserve_bytes;
     uint32_t experts, staging, depth, range, threads;
-    int precision, static_format, lookahead; /* indexes into their choices */
+    int precision, static_format, lookahead, range_backend; /* indexes into their choices */
     const char *kernels, *backend, *expert_dirs, *store;
     double read_limit; /* GB/s; 0: none */
     bool no_direct, no_uring;
 } ms_model_flags;
 
 extern const ms_option ms_model_option_table[];
+extern const char *const ms_range_backends[]; /* of --range-backend; the last two mean the same */
 extern const size_t ms_model_option_count;
 
 ms_model_flags ms_model_flags_default(void);

@@ -1,8 +1,11 @@
 /* interrupt.c: see interrupt.h.  The handler sets a flag, cancels the session or ends the process, nothing else. */
 #include "interrupt.h"
 
+#include "command.h"
+
 #include <signal.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <unistd.h>
 
 /* A signal handler can only reach static storage. */
@@ -37,3 +40,13 @@ void ms_interrupt_session(ms_session *s) {
 }
 
 int ms_interrupt_code(void) { return caught ? 128 + (int)caught : 0; }
+
+int ms_interrupt_end(const char *program, ms_status st, const ms_error *err, const char *after) {
+    ms_interrupt_unwatch();
+    if (st == MS_ERR_CANCELLED && ms_interrupt_code()) {
+        fprintf(stderr, "%s: interrupted%s\n", program, after);
+        return ms_interrupt_code();
+    }
+    if (st != MS_OK) return ms_command_fail(program, err);
+    return ms_command_finish(program);
+}

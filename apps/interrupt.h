@@ -16,5 +16,8 @@ void ms_interrupt_unwatch(void);
 void ms_interrupt_session(ms_session *s);
 /* 0, or 128 and the number of the signal: the exit code. */
 int ms_interrupt_code(void);
+/* Ends a command with status `st`: no longer watched, its message if it failed or was interrupted (`after`: behind that
+ * word), and its exit code. */
+int ms_interrupt_end(const char *program, ms_status st, const ms_error *err, const char *after);
 
 #endif

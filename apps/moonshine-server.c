@@ -167,6 +167,7 @@ static void log_load(program *p) {
     ms_log_u64(&l, "experts", p->plan->experts);
     ms_log_u64(&l, "staging", p->plan->staging);
     ms_log_word(&l, "precision", p->o.engine.static_format ? "bf16" : "q8");
+    ms_log_word(&l, "range_backend", p->o.engine.range_backend ? "blas" : "default");
     ms_log_end(&l);
 }
 
@@ -190,6 +191,11 @@ static void kept_options(program *p, ms_causal_session_options *c) {
 static ms_status start_server(program *p, ms_error *err) {
     MS_TRY(ms_text_model_open(&p->text, p->o.model, err));
     MS_TRY(server_names_apply(&p->o, p->text.lane, err));
+    const bool blas = p->o.engine.range_backend != 0; /* then a kept state is not what an evaluation gives */
+    if (blas && p->o.checkpoint_root)
+        return ms_fail(err, MS_ERR_USAGE, "--range-backend blas: expected no folder of kept states, found %s",
+                       p->o.checkpoint_root);
+    if (blas || p->o.forget_experts) p->o.prefix_reuse = 0;
     ms_causal_session_options c = {
         .engine = engine_options(p), .disabled = on_disabled, .disabled_arg = p, .logits = p->o.logits_tap};
     MS_TRY(check_plan(p, &c.engine, err));
@@ -242,6 +248,7 @@ static ms_status start_server(program *p, ms_error *err) {
     s.model_source = p->plan->model_source;
     s.expert_store = p->plan->expert_store;
     s.experts_per_layer = p->plan->experts;
+    s.range_blas = blas;
     s.log = &p->log;
     s.changed = on_changed;
     s.changed_arg = p;

@@ -299,7 +299,6 @@ int server_options_parse(server_options *o, int argc, char **argv) {
         (void)ms_fail(&err, MS_ERR_USAGE, "--router-logits-tap: needs --decode-diagnostics");
         return ms_command_fail(set.program, &err);
     }
-    if (o->forget_experts) o->prefix_reuse = 0;
     o->prefix_memory_given = ms_options_given(&set, &r, "prefix-memory");
     ms_status status = take_origins(o, &err);
     if (status == MS_OK) status = server_names_parsed(o, &set, &r, &err);

@@ -22,9 +22,9 @@ CXX := $(subst clang,clang++,$(subst gcc,g++,$(CC)))
 endif
 
 GPU_DIR    := src/backend/gpu
-GPU_UNITS  := backend weights install dense moe attention gqa
+GPU_UNITS  := backend weights install dense moe attention gqa blaslt
 # Units with kernels of their own.
-GPU_CODE   := weights install dense moe attention gqa
+GPU_CODE   := weights install dense moe attention gqa blaslt
 GPU_DEPS   := $(wildcard $(GPU_DIR)/*.h) $(wildcard src/backend/*.h src/base/*.h src/quant/*.h) \
               include/moonshine/moonshine.h
 GPU_WARN   := -Wall -Wextra -Wconversion
@@ -162,9 +162,17 @@ $(BUILD)/tests/gpu/op_cases_mapped.o: tests/op/op_cases.c $(BUILD)/compile.flags
 	@mkdir -p $(@D)
 	$(call say,CC,'$< (device memory)')
 	$(Q)$(CC) $(COMPILE) -Dmalloc=gpu_test_malloc -Dfree=gpu_test_free -MMD -MP -c $< -o $@
-$(BUILD)/tests/gpu/test_ops_gpu: $(BUILD)/tests/gpu/op_cases_mapped.o
+CASE_TESTS := $(addprefix $(BUILD)/tests/gpu/,test_ops_gpu test_gpu_blas)
+$(CASE_TESTS): $(BUILD)/tests/gpu/op_cases_mapped.o
 # The library comes before that object, which needs it too.
-$(BUILD)/tests/gpu/test_ops_gpu: LIBS := $(LIB) $(LIBS)
+$(CASE_TESTS): LIBS := $(LIB) $(LIBS)
+# Loaded by its path, so that the folder is none where libraries are looked for.
+EMUBLAS := $(BUILD)/tests/gpu/emublas/libmoonshine_emublas.so
+$(BUILD)/tests/gpu/test_gpu_blas: $(EMUBLAS)
+$(EMUBLAS): tests/gpu/emublas/emublas.c $(BUILD)/compile.flags
+	@mkdir -p $(@D)
+	$(call say,CC,$@)
+	$(Q)$(CC) $(COMPILE) -fPIC -shared -Wl,-soname,$(@F) $(if $(SAN),-fsanitize=$(SAN)) $< -o $@
 # Kernels called one by one, without a backend around them: always on the emulator.
 KERNEL_TESTS := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/gpu/test_*.cpp))
 $(KERNEL_TESTS): $(BUILD)/%: %.cpp tests/gpu/test_kernels.h $(GPU_DEPS) $(BUILD)/emu/gpu_emu.o $(LIB) \

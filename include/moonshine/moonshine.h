@@ -77,6 +77,8 @@ typedef struct ms_engine_options {
     bool no_lookahead;            /* never read what the next layer will probably want before it asks */
     uint64_t read_limit;          /* expert bytes a second, as of a slower drive, for measurements; 0: none */
     const char *backend;          /* NULL: "cpu"; or "hip", "cuda" (must open), "auto" (a GPU if one opens, else the CPU) */
+    bool range_blas;              /* GPU only, a diagnostic: products of many rows by the vendor's matrix library, in an order
+                                     of sums of its own.  Results depend on how ranges are cut; states carry the mark */
     const char *kernels;          /* CPU only; NULL: best for this CPU; or "scalar", "avx2", "avx512", "neon" */
     void (*log)(void *arg, const char *line); /* one-line notes: fallbacks, load progress; may be NULL */
     void *log_arg;

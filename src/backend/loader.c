@@ -53,12 +53,15 @@ static ms_status open_gpu(ms_backend **out, const char *file, const ms_backend_o
                          .backend_bytes = sizeof(ms_backend),
                          .version = MS_VERSION,
                          .precision = o->precision,
-                         .device = o->device};
+                         .device = o->device,
+                         .range_blas = o->range_blas};
     ms_status status = create(out, &go, err);
     return status == MS_OK ? MS_OK : ms_error_context(err, "%s", file);
 }
 
 static ms_status open_cpu(ms_backend **out, const ms_backend_options *o, ms_error *err) {
+    if (o->range_blas)
+        return ms_fail(err, MS_ERR_USAGE, "range backend blas: expected a GPU (--backend hip or cuda), found the CPU");
     ms_cpu_options co = {.precision = o->precision, .threads = o->threads, .kernels = o->kernels};
     return ms_backend_cpu_create(out, &co, err);
 }
@@ -71,6 +74,7 @@ static ms_status open_auto(ms_backend **out, const ms_backend_options *o, ms_err
         size_t at = strlen(line);
         (void)snprintf(line + at, sizeof line - at, "%s %s", i ? ";" : "", why.message);
     }
+    if (o->range_blas) return ms_fail(err, MS_ERR_UNSUPPORTED, "range backend blas: %s", line);
     if (o->log) o->log(o->log_arg, line);
     return open_cpu(out, o, err);
 }

@@ -42,7 +42,7 @@ static void configuration(const ms_server *s, ms_text *t) {
     string(t, "prefix_reuse", s->o.reuse ? "automatic_exact_prefix" : "disabled");
     ms_text_printf(t, ",\"request_deadline_seconds\":%u", s->o.deadline_s);
     string(t, "sampling", s->limits.sampling ? "sampled" : "greedy");
-    string(t, "range_backend", "default");
+    string(t, "range_backend", s->o.range_blas ? "blas" : "default");
 }
 
 void ms_server_profile(ms_server *s) {

@@ -44,6 +44,7 @@ typedef struct ms_server_options {
     /* For /health and /props. */
     const char *model_source, *static_precision, *expert_store, *build;
     uint64_t experts_per_layer;
+    bool range_blas; /* as the engine's option; `reuse` is then false */
 
     ms_log *log;
     void (*changed)(void *arg, ms_worker_state state, const ms_error *err); /* on the inference thread */

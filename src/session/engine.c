@@ -58,6 +58,9 @@ static ms_status reserve_scratch(ms_engine *e, ms_error *err) {
     const ms_engine_options *o = &e->options;
     if (!strcmp(e->backend->kernels, "scalar") && !o->kernels)
         say(e, "this CPU has no supported vector instructions: scalar kernels are used");
+    if (o->range_blas)
+        say(e, "range backend blas: products of many rows are a matrix library's; results are not the canonical ones "
+               "and depend on how prompts are cut into passes");
     MS_TRY(e->model.lane->statics(e->model.config, o->static_format, &e->statics, err));
     return ms_engine_reserve_scratch(e, e->plan->usual_rows, err);
 }

@@ -351,6 +351,7 @@ ms_status ms_plan_for_model(ms_plan **out, const ms_model *m, const ms_engine_op
                              .precision = resolved->precision,
                              .threads = resolved->threads,
                              .kernels = resolved->kernels,
+                             .range_blas = resolved->range_blas,
                              .log = resolved->log,
                              .log_arg = resolved->log_arg};
     MS_TRY(ms_backend_open(&be, &bo, err));

@@ -26,7 +26,8 @@ struct ms_session {
     atomic_bool cancel;
 };
 
-/* Identity of what a state file or snapshot belongs to: lane name, layout digest, part kinds and sizes, precision, static format. */
+/* Identity of what a state file or snapshot belongs to: lane name, layout digest, part kinds and sizes, precision, static format,
+ * and whether products of ranges are a matrix library's. */
 uint64_t ms_session_identity(const ms_session *s);
 
 /* Position 0, fixed parts zero, no logits; no older snapshot fits any more. */

@@ -57,7 +57,7 @@ uint64_t ms_session_identity(const ms_session *s) {
         h = hash_u64(h, p->row_bytes);
         if (p->window) h = hash_u64(h, p->window);
     }
-    return h;
+    return e->options.range_blas ? hash_text(h, "blas") : h;
 }
 
 static ms_status hash_part(const ms_state *state, const ms_state_part *p, uint8_t *piece, uint64_t *hash,

@@ -78,9 +78,15 @@ typedef struct state_header {
 /* ------------------------------------------------------------------ header */
 
 /* 0 is no value of these fields: a zeroed block must not look like one. */
-static uint32_t precision_code(ms_precision p) { return p == MS_PRECISION_REFERENCE ? 2 : 1; }
+static uint32_t precision_code(const ms_engine_options *o) {
+    return (o->precision == MS_PRECISION_REFERENCE ? 2u : 1u) + (o->range_blas ? 2u : 0u);
+}
 static uint32_t static_code(ms_static_format f) { return f == MS_STATIC_BF16 ? 2 : 1; }
-static const char *precision_word(uint32_t code) { return code == 1 ? "fast" : code == 2 ? "reference" : "unknown"; }
+static const char *precision_word(uint32_t code) {
+    static const char *const words[] = {"unknown", "fast", "reference", "fast with range backend blas",
+                                        "reference with range backend blas"};
+    return words[code < sizeof words / sizeof *words ? code : 0];
+}
 static const char *static_word(uint32_t code) { return code == 1 ? "q8" : code == 2 ? "bf16" : "unknown"; }
 
 /* The header of session `s` as it would be at `position`, payload CRC 0. */
@@ -90,7 +96,7 @@ static ms_status describe(const ms_session *s, uint64_t position, state_header *
     size_t name = strlen(e->model.lane->name);
     if (name >= sizeof h->lane) return ms_fail(err, MS_ERR_INTERNAL, "lane name %s is too long", e->model.lane->name);
     memcpy(h->lane, e->model.lane->name, name);
-    h->precision = precision_code(e->options.precision);
+    h->precision = precision_code(&e->options);
     h->static_format = static_code(e->options.static_format);
     h->vocab = e->model.info.vocab;
     h->context = s->state.context;

@@ -90,6 +90,7 @@ static void refused_arguments(void **state) {
     (void)state;
     refused("--shapes", (const char *const[]){"bench", "gpu", "--shapes", "huge", NULL});
     refused("--rounds", (const char *const[]){"bench", "gpu", "--rounds", "0", NULL});
+    refused("range backend blas", (const char *const[]){QUICK, "--range-backend", "blas", NULL});
     refused("extra", (const char *const[]){QUICK, "extra", NULL});
 }
 

@@ -107,6 +107,8 @@ static void wrong_usage_names_the_argument(void **state) {
     expect_usage(ARGS(CLI_MODEL, "--quiet=1"), "takes no value");
     expect_usage(ARGS(CLI_MODEL, "--render-only"), "--prompt");
     expect_usage(ARGS(CLI_MODEL, "--detokenize", "4096"), "0 to 4095");
+    expect_usage(ARGS(CLI_MODEL, "--range-backend", "fast"), "default, blas or kda-blas");
+    expect_usage(ARGS(CLI_MODEL, "--range-backend", "blas", "-p", "x"), "expected a GPU");
     expect_usage(ARGS(CLI_MODEL, "--url", "http://x"), "not available in this version");
     expect_usage(ARGS(CLI_MODEL, "--schema", "f", "-p", "x"), "not available in this version");
     expect_usage(ARGS(CLI_MODEL, "--json-object", "-p", "x"), "not available in this version");

@@ -477,7 +477,7 @@ static void other_program(void **state) {
     assert_non_null(symbol);
     ms_backend_gpu_create_fn *create;
     memcpy(&create, &symbol, sizeof create);
-    ms_gpu_options good = {MS_GPU_INTERFACE, sizeof(ms_backend), MS_VERSION, MS_PRECISION_FAST, 0},
+    ms_gpu_options good = {MS_GPU_INTERFACE, sizeof(ms_backend), MS_VERSION, MS_PRECISION_FAST, 0, false},
                    bad[3] = {good, good, good};
     bad[0].interface++;
     bad[1].backend_bytes--;

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "base/bytes.h"
 #include "gpu_test.h"
 #include "model_test.h"
 #include "moonshine/moonshine.h"
@@ -15,7 +16,7 @@
 #include <string.h>
 
 #define MODEL "tests/golden/k3/k3-tiny-a"
-enum { IDS = 5, HELD = 4096 };
+enum { IDS = 5, HELD = 4096, PASS = 12 };
 
 static bool emulated(void) { return !strcmp(gpu_test_name(), "emu"); }
 
@@ -54,6 +55,14 @@ static ms_plan *plan_of(uint32_t experts) {
     return p;
 }
 
+static uint64_t logits_of(ms_engine *e, ms_session *s) {
+    ms_model_info info;
+    ms_engine_info(e, &info);
+    const float *logits = ms_session_logits(s);
+    assert_non_null(logits);
+    return ms_fnv1a64(MS_FNV1A64_INIT, logits, info.vocab * sizeof *logits);
+}
+
 /* Opens and runs; MS_ERR_MEMORY is the only way to fail.  The digest of logits. */
 static ms_status try_run(uint32_t experts, uint64_t *digest, ms_error *err) {
     ms_engine_options o = options_of(experts);
@@ -63,13 +72,7 @@ static ms_status try_run(uint32_t experts, uint64_t *digest, ms_error *err) {
     ms_status st = ms_engine_open(&e, &o, err);
     if (st == MS_OK) st = ms_session_create(&s, e, err);
     if (st == MS_OK) ok(ms_session_forward(s, ids, IDS, NULL, err), err);
-    if (st == MS_OK) {
-        ms_model_info info;
-        ms_engine_info(e, &info);
-        const uint8_t *bytes = (const uint8_t *)(const void *)ms_session_logits(s);
-        *digest = 14695981039346656037u;
-        for (size_t i = 0; i < info.vocab * sizeof(float); i++) *digest = (*digest ^ bytes[i]) * 1099511628211u;
-    }
+    if (st == MS_OK) *digest = logits_of(e, s);
     ms_session_destroy(s);
     ms_engine_close(e);
     return st;
@@ -142,10 +145,32 @@ static void refused_midway(void **state) {
     emulate(NULL, NULL);
 }
 
+/* All that a device has left, in pieces. */
+typedef struct ballast {
+    void *held[HELD];
+    size_t bytes[HELD], count;
+} ballast;
+
+/* `err` is the last refusal. */
+static void take_all(ballast *b, ms_backend *be, ms_error *err) {
+    static const size_t sizes[] = {(size_t)1 << 30, (size_t)64 << 20, (size_t)2 << 20, 64 << 10, 4 << 10};
+    b->count = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        while (b->count < HELD && be->alloc(be, MS_MEM_DEVICE, sizes[i], "ballast", &b->held[b->count], err) == MS_OK)
+            b->bytes[b->count++] = sizes[i];
+    assert_true(b->count > 0 && b->count < HELD);
+    assert_int_equal(err->code, MS_ERR_MEMORY);
+    assert_non_null(strstr(err->message, "out of device memory: ballast needs"));
+}
+
+static void give_all(ballast *b, ms_backend *be) {
+    for (size_t i = 0; i < b->count; i++) be->release(be, MS_MEM_DEVICE, b->held[i], b->bytes[i]);
+    b->count = 0;
+}
+
 /* A device that is full refuses, says so, and goes on when it is not full any more. */
 static void full(void **state) {
     (void)state;
-    static const size_t sizes[] = {(size_t)1 << 30, (size_t)64 << 20, (size_t)2 << 20, 64 << 10};
     ms_error err;
     uint64_t want, digest;
     emulate(NULL, NULL);
@@ -154,29 +179,70 @@ static void full(void **state) {
     ms_backend *be = gpu_test_open(MS_PRECISION_FAST);
     uint64_t total, left;
     be->device_memory(be, &total, &left);
-    void *held[HELD];
-    size_t bytes[HELD], count = 0;
+    static ballast b;
     ms_weight w;
     if (total) { /* else the memory is the host's, and filling that is not a test */
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-            while (count < HELD && be->alloc(be, MS_MEM_DEVICE, sizes[i], "ballast", &held[count], &err) == MS_OK)
-                bytes[count++] = sizes[i];
-        assert_true(count > 0 && count < HELD);
-        assert_int_equal(err.code, MS_ERR_MEMORY);
-        assert_non_null(strstr(err.message, "out of device memory: ballast needs"));
+        take_all(&b, be, &err);
         assert_int_equal(be->weight_create(be, &w, MS_FORMAT_Q8, 4096, 4096, &err), MS_ERR_MEMORY);
         assert_null(w.data);
         assert_int_equal(be->sync(be, &err), MS_OK); /* a refusal is not a failure of the device */
         ms_status st = try_run(2, &digest, &err);
         assert_true(st == MS_ERR_MEMORY || st == MS_ERR_NO_FIT || st == MS_ERR_UNSUPPORTED);
     }
-    for (size_t i = 0; i < count; i++) be->release(be, MS_MEM_DEVICE, held[i], bytes[i]);
+    give_all(&b, be);
     assert_int_equal(be->weight_create(be, &w, MS_FORMAT_Q8, 4096, 4096, &err), MS_OK);
     be->weight_destroy(be, &w);
     assert_int_equal(be->sync(be, &err), MS_OK);
     be->destroy(be);
     ok(try_run(2, &digest, &err), &err);
     assert_int_equal(digest, want);
+    emulate(NULL, NULL);
+}
+
+/* Another program takes what is left of the device while a model is open: what needs more is an error, what runs goes
+ * on, and once there is room the rest works too, with the same bits. */
+static void full_midway(void **state) {
+    (void)state;
+    static ballast b;
+    uint32_t ids[PASS];
+    ms_error err;
+    ms_engine *e;
+    ms_session *s, *other;
+    ms_snapshot *snap = NULL;
+    uint64_t total, left, want[2];
+    for (uint32_t i = 0; i < PASS; i++) ids[i] = 7 * i % 31;
+    if (emulated()) emulate("200000000", "200000000");
+    ms_backend *be = gpu_test_open(MS_PRECISION_FAST);
+    be->device_memory(be, &total, &left);
+    for (int filled = 0; total && filled < 2; filled++) {
+        ms_engine_options o = options_of(2);
+        ok(ms_engine_open(&e, &o, &err), &err);
+        ok(ms_session_create(&s, e, &err), &err);
+        ok(ms_session_forward(s, ids, IDS, NULL, &err), &err);
+        if (filled) {
+            take_all(&b, be, &err);
+            assert_int_equal(ms_session_create(&other, e, &err), MS_ERR_MEMORY);
+            assert_non_null(strstr(err.message, "out of device memory: "));
+            assert_int_equal(ms_session_snapshot(s, &snap, &err), MS_ERR_MEMORY);
+            assert_int_equal(ms_session_position(s), IDS);
+        }
+        ok(ms_session_forward(s, ids + IDS, PASS - IDS, NULL, &err), &err);
+        const uint64_t found = logits_of(e, s);
+        if (filled) {
+            give_all(&b, be);
+            assert_true(found == want[0]);
+        }
+        want[0] = found;
+        ok(ms_session_snapshot(s, &snap, &err), &err);
+        ok(ms_session_forward(s, ids, 1, NULL, &err), &err);
+        if (filled) assert_true(logits_of(e, s) == want[1]);
+        want[1] = logits_of(e, s);
+        ms_snapshot_destroy(snap);
+        ms_session_destroy(s);
+        ms_engine_close(e);
+    }
+    ok(be->sync(be, &err), &err);
+    be->destroy(be);
     emulate(NULL, NULL);
 }
 
@@ -230,10 +296,8 @@ static void ledger(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ledger),
-        cmocka_unit_test(planned_slots),
-        cmocka_unit_test(refused_midway),
-        cmocka_unit_test(full),
+        cmocka_unit_test(ledger), cmocka_unit_test(planned_slots), cmocka_unit_test(refused_midway),
+        cmocka_unit_test(full),   cmocka_unit_test(full_midway),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

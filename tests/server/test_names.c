@@ -163,6 +163,17 @@ static void others_refuse_them(void **state) {
     }
 }
 
+/* Kept states are for what gives the same bits again. */
+static void no_kept_states_with_blas(void **state) {
+    (void)state;
+    program p;
+    const char *const args[] = {"models/k3-nano", FAST, "--range-backend", "blas", "--prefix-checkpoint-root", "/tmp",
+                                NULL};
+    assert_int_equal(program_exit(&p, args), 2);
+    assert_non_null(strstr(p.log.data, "--range-backend blas: expected no folder of kept states, found /tmp"));
+    program_free(&p);
+}
+
 static void wrong_values(void **state) {
     (void)state;
     static const char *const cases[][5] = {{"--slots", "5"},
@@ -202,6 +213,7 @@ static void the_other_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(its_models_take_them), cmocka_unit_test(states_outlive_the_server),
-        cmocka_unit_test(others_refuse_them), cmocka_unit_test(wrong_values), cmocka_unit_test(the_other_name)};
+        cmocka_unit_test(others_refuse_them), cmocka_unit_test(no_kept_states_with_blas),
+        cmocka_unit_test(wrong_values), cmocka_unit_test(the_other_name)};
     return cmocka_run_group_tests(tests, make_checkpoint, remove_checkpoint);
 }

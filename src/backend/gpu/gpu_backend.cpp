@@ -248,6 +248,7 @@ void *carve(carver *v, uint64_t a, uint64_t b, uint64_t element_bytes) {
 
 void layout(gpu_scratch *s, carver *v, const ms_backend *be, const ms_scratch_need *n) {
     uint64_t x_groups = k_q8_groups(n->input_cols), act_groups = k_q8_groups(n->mlp_width);
+    const gpu_backend *g = (const gpu_backend *)be;
     s->need = *n;
     s->gate = (float *)carve(v, n->rows, n->mlp_width, sizeof(float));
     s->up = (float *)carve(v, n->rows, n->mlp_width, sizeof(float));
@@ -267,8 +268,13 @@ void layout(gpu_scratch *s, carver *v, const ms_backend *be, const ms_scratch_ne
         s->e_act = (float *)carve(v, n->pairs, n->expert.inner, sizeof(float));
     }
     uint64_t mla = mla_scratch_need(n), gqa = gqa_scratch_need(n);
-    if (!((const gpu_backend *)be)->shares_memory) s->source = (uint8_t *)carve(v, 1, ms_expert_bytes(n->expert), 1);
+    if (!g->shares_memory) s->source = (uint8_t *)carve(v, 1, ms_expert_bytes(n->expert), 1);
     s->table = carve(v, 1, table_scratch_need(n), 1);
+    if (g->blas) {
+        s->blas_in = (uint8_t *)carve(v, n->rows, blas_input_bytes(g, n), 1);
+        s->blas_weight = (uint8_t *)carve(v, 1, blas_weight_bytes(n), 1);
+        s->blas_work = (uint8_t *)carve(v, 1, blas_work_bytes(), 1);
+    }
     if (mla) s->mla = (float *)carve(v, 1, mla, 1);
     if (gqa) s->gqa = (float *)carve(v, 1, gqa, 1);
 }
@@ -345,6 +351,7 @@ void backend_destroy(ms_backend *be) {
     if (!be) return;
     gpu_backend *g = gpu_of(be);
     scratch_free(g);
+    blas_close(g);
     device_free(g, g->raw);
     device_free(g, g->flags);
     for (unsigned i = 0; i < PIECES; i++)
@@ -432,12 +439,13 @@ ms_status open_device(gpu_backend *g, const ms_gpu_options *o, ms_error *err) {
         return ms_fail(err, MS_ERR_UNSUPPORTED, GPU_NAME " device %d: %s", o->device, gpuGetErrorString(e));
     }
     size_t end = strcspn(arch, ":"); // "gfx1151:xnack-"
-    (void)snprintf(g->kernels, sizeof g->kernels, "%.*s", (int)end, arch);
+    (void)snprintf(g->kernels, sizeof g->kernels, "%.*s%s", (int)end, arch, o->range_blas ? "+blas" : "");
     g->base.kernels = g->kernels;
     g->base.precision = o->precision;
     g->base.threads = 1;
     set_members(&g->base);
     ms_status status = make_buffers(g, err);
+    if (status == MS_OK && o->range_blas) status = blas_open(g, err);
     if (status != MS_OK) backend_destroy(&g->base);
     return status;
 }

@@ -11,8 +11,8 @@ static_assert((int)SUMS == (int)K_MIX_ADDS, "a mix makes the sums that wait");
 
 namespace {
 
-bool quantised(const gpu_backend *g, const ms_weight *w, bool exact_input) {
-    return is_fast(g) && w->format == MS_FORMAT_Q8 && !exact_input;
+bool quantised(const gpu_backend *g, const ms_weight *w, bool exact_input, uint32_t n) {
+    return is_fast(g) && w->format == MS_FORMAT_Q8 && !exact_input && !blas_takes(g, n);
 }
 
 void quantise_input(gpu_backend *g, product_input *in) {
@@ -84,7 +84,7 @@ void run_products(gpu_backend *g, const product_input *in, const ms_product *pro
         k_project_args a = {};
         a.count = count - at < K_PRODUCTS ? count - at : (uint32_t)K_PRODUCTS;
         for (uint32_t i = 0; i < a.count; i++) of[i] = products[at + i];
-        a.count = run_fp8(g, in, of, a.count);
+        a.count = run_fp8(g, in, of, run_blas(g, in, of, a.count));
         a.x = in->x;
         a.x_q = in->q;
         a.x_s = in->scales;
@@ -94,7 +94,7 @@ void run_products(gpu_backend *g, const product_input *in, const ms_product *pro
             const ms_product *p = &of[i];
             const ms_weight *w = p->weight;
             a.product[i] = {
-                w->data, w->scales, p->out, p->out_stride, w->rows, mode_of(w, quantised(g, w, p->exact_input)), 0};
+                w->data, w->scales, p->out, p->out_stride, w->rows, mode_of(w, quantised(g, w, p->exact_input, in->n)), 0};
         }
         if (a.count) k_project(g->stream, &a);
     }
@@ -179,7 +179,7 @@ void project(ms_backend *be, const float *x, uint32_t n, const ms_product *produ
     if (!need(g, fits, "project", "input")) return;
     for (uint32_t i = 0; i < count; i++) {
         if (!need(g, products[i].weight->cols == in.cols, "project", "width of a product")) return;
-        quantise |= quantised(g, products[i].weight, products[i].exact_input);
+        quantise |= quantised(g, products[i].weight, products[i].exact_input, n);
     }
     if (n == 0) return;
     ms_product all[K_PRODUCTS];
@@ -213,7 +213,7 @@ void mlp(ms_backend *be, float *out, const float *x, uint32_t n, const ms_weight
     if (n == 0) return;
     settle(g);
     product_input in = {x, nullptr, nullptr, n, cols};
-    if (quantised(g, gate, false) || quantised(g, up, false)) quantise_input(g, &in);
+    if (quantised(g, gate, false, n) || quantised(g, up, false, n)) quantise_input(g, &in);
     ms_product first[2] = {{gate, s->gate, width, false}, {up, s->up, width, false}};
     run_products(g, &in, first, 2);
 
@@ -226,7 +226,7 @@ void mlp(ms_backend *be, float *out, const float *x, uint32_t n, const ms_weight
     a.cols = width;
     a.q = s->act_q;
     a.scales = s->act_s;
-    if (!quantised(g, down, false)) a.plain = s->gate; // each value is read by the lane that overwrites it
+    if (!quantised(g, down, false, n)) a.plain = s->gate; // each value is read by the lane that overwrites it
     k_quantise(g->stream, &a);
     product_input inner = {s->gate, s->act_q, s->act_s, n, width};
     ms_product last = {down, out, down->rows, false};

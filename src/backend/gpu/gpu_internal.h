@@ -2,7 +2,7 @@
 //
 // gpu_backend.cpp has life, memory, streams and scratch; gpu_weights.cpp weights; gpu_install.cpp experts into slots;
 // gpu_dense.cpp, gpu_moe.cpp, gpu_attention.cpp and gpu_gqa.cpp launch the operations of k_*.h and set them in the
-// object.
+// object; gpu_blaslt.cpp has the diagnostic that leaves products of many rows to a matrix library.
 // Errors: kept in the object (need, gpu_ok, launched) and given by sync().
 #pragma once
 #include "backend/gpu/gpu_backend.h"
@@ -40,6 +40,7 @@ struct gpu_scratch {
     void *table;         // of one experts_run
     uint8_t *table_host; // pinned, outside the arena: TABLES of them
     uint8_t *fetched;    // pinned, outside the arena: FLAG_ROUTER, then what fetch_begin asked for
+    uint8_t *blas_in, *blas_weight, *blas_work; // as gpu_blaslt.cpp uses them; NULL without it
     uint8_t *source;     // of the install at work; NULL where the device reads the host's memory as fast as its own
 };
 
@@ -124,6 +125,7 @@ struct gpu_backend {
     gpu_sum sums[SUMS]; // waiting, in this order
     uint32_t sum_count;
     gpu_choice choice; // open only while sum_count is 0
+    struct gpu_blas *blas; // NULL: all products are those of k_*.h
 };
 
 static inline gpu_backend *gpu_of(ms_backend *be) { return (gpu_backend *)be; }
@@ -185,6 +187,19 @@ struct product_input {
     uint32_t n, cols;
 };
 void run_products(gpu_backend *g, const product_input *in, const ms_product *products, uint32_t count);
+
+// ---------------------------------------------------------------- products of a matrix library (gpu_blaslt.cpp)
+
+ms_status blas_open(gpu_backend *g, ms_error *err); // blas_close also after a failure
+void blas_close(gpu_backend *g);
+// Whether products of so many input rows are the library's; it takes them unquantised.
+bool blas_takes(const gpu_backend *g, uint32_t n);
+// Makes those that are; returns how many are left, in front.
+uint32_t run_blas(gpu_backend *g, const product_input *in, ms_product *products, uint32_t count);
+// Of scratch.blas_in, a row; of blas_weight and blas_work, all.
+uint64_t blas_input_bytes(const gpu_backend *g, const ms_scratch_need *n);
+uint64_t blas_weight_bytes(const ms_scratch_need *n);
+uint64_t blas_work_bytes(void);
 
 // Makes what waits, sums and a choice: whatever reads or writes device memory calls it first.
 void settle(gpu_backend *g);
