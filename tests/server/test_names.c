@@ -262,8 +262,9 @@ static void the_other_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(its_models_take_them), cmocka_unit_test(states_outlive_the_server),
-        cmocka_unit_test(others_refuse_them), cmocka_unit_test(wrong_values), cmocka_unit_test(bounds_need_a_folder),
-        cmocka_unit_test(a_folder_that_cannot_be), cmocka_unit_test(chunks_as_long_as_fit), cmocka_unit_test(the_other_name)};
+        cmocka_unit_test(its_models_take_them),  cmocka_unit_test(states_outlive_the_server),
+        cmocka_unit_test(others_refuse_them),    cmocka_unit_test(wrong_values),
+        cmocka_unit_test(bounds_need_a_folder),  cmocka_unit_test(a_folder_that_cannot_be),
+        cmocka_unit_test(chunks_as_long_as_fit), cmocka_unit_test(the_other_name)};
     return cmocka_run_group_tests(tests, make_checkpoint, remove_checkpoint);
 }
