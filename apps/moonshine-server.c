@@ -163,7 +163,7 @@ static void log_load(program *p) {
     ms_log_line l;
     ms_log_begin(&l, &p->log, MS_LOG_INFO, "server.load.start", NULL);
     ms_log_word(&l, "model_root", p->o.model);
-    ms_log_word(&l, "model_source", "safetensors");
+    ms_log_word(&l, "model_source", p->plan->model_source);
     ms_log_u64(&l, "context", p->plan->context);
     ms_log_u64(&l, "experts", p->plan->experts);
     ms_log_u64(&l, "staging", p->plan->staging);

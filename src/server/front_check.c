@@ -209,7 +209,8 @@ bool ms_front_check(ms_exchange *x, const char *url) {
         if (*s < 0x20 || *s > 0x7E) id_len = SIZE_MAX;
     }
     if (id && id_len <= CLIENT_ID_MAX) ms_exchange_header(x, "X-Client-Request-Id", id);
-    bool fits = x->line_bytes <= LINE_MAX_BYTES, path = fits && read_target(x, url);
+    bool fits = x->line_bytes <= LINE_MAX_BYTES, options = strcmp(x->method, "OPTIONS") == 0;
+    bool path = fits && ((options && strcmp(url, "*") == 0) || read_target(x, url)); /* "*": the server as a whole */
     if (!fits) {
         ms_front_refuse(x, 414, "uri_too_long", "a request line may have at most %d bytes", LINE_MAX_BYTES);
     } else if (!path) {
@@ -219,7 +220,7 @@ bool ms_front_check(ms_exchange *x, const char *url) {
     } else if (x->headers.bytes > HEADER_BYTES_MAX) {
         ms_front_refuse(x, 431, "headers_too_large", "a request may have at most %d bytes of headers",
                         HEADER_BYTES_MAX);
-    } else if (strcmp(x->method, "OPTIONS") == 0) {
+    } else if (options) {
         ms_front_preflight(x);
     } else if (!(x->route && x->route->open) && !authorized(x)) {
         ms_exchange_header(x, "WWW-Authenticate", "Bearer");

@@ -241,6 +241,8 @@ static void absolute_targets(void **state) {
     status_of("GET http://host/v1/../health HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
     status_of("GET http://me@host/health HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
     status_of("GET ftp://host/health HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
+    status_of("OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 204, NULL);
+    status_of("GET * HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
     status_of("CONNECT host:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
     status_of("DELETE http://host/health HTTP/1.1\r\nHost: x\r\n\r\n", 405, "method_not_allowed");
     status_of(POST_TO("http://other/v1/chat/completions") "Origin: http://other\r\n\r\n{}", 400, "missing_field");
