@@ -26,8 +26,8 @@ static void print_row(const char *group, const char *name, uint64_t bytes) {
     printf("  %-10s %-26s %18" PRIu64 "  %11.3f GiB\n", group, name, bytes, gib(bytes));
 }
 
-/* The lines of one place, with the sums of its groups. */
-static void print_ledger(const ms_plan *p, bool device) {
+/* The lines of one place, with the sums of its groups.  given: the memory is what --memory said, not what there is. */
+static void print_ledger(const ms_plan *p, bool device, bool given) {
     const char *group = "";
     uint64_t sum = 0;
     for (size_t i = 0; i < p->item_count; i++) {
@@ -44,7 +44,7 @@ static void print_ledger(const ms_plan *p, bool device) {
     if (*group) print_row(group, "(sum)", sum);
     print_row("total", device ? "of the device" : "", device ? p->device_total_bytes : p->total_bytes);
     print_row("reserve", "left free", device ? p->device_reserve_bytes : p->reserve_bytes);
-    print_row("available", "memory now", device ? p->device_available_bytes : p->available_bytes);
+    print_row("available", given ? "as --memory says" : "memory now", device ? p->device_available_bytes : p->available_bytes);
 }
 
 static void print_plan(const ms_plan *p, const ms_engine_options *o) {
@@ -54,10 +54,10 @@ static void print_plan(const ms_plan *p, const ms_engine_options *o) {
            p->range_rows);
     if (p->has_device) {
         printf("device memory:\n");
-        print_ledger(p, true);
+        print_ledger(p, true, false);
         printf("host memory:\n");
     }
-    print_ledger(p, false);
+    print_ledger(p, false, o->memory_bytes != 0);
     printf("  one expert %" PRIu64 " bytes; state grows by %" PRIu64 " bytes a token\n", p->expert_bytes,
            p->state_bytes_per_token);
     if (p->lent_slots)

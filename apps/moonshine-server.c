@@ -13,6 +13,7 @@
 #include "server/causal_session.h"
 #include "server/server.h"
 #include "server_names.h"
+#include "session/prefix_disk.h"
 
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_BROKEN = 70, LOOK_MS = 50, MIN_DISTANCE = 512 };
 
@@ -162,7 +163,7 @@ static void log_load(program *p) {
     ms_log_line l;
     ms_log_begin(&l, &p->log, MS_LOG_INFO, "server.load.start", NULL);
     ms_log_word(&l, "model_root", p->o.model);
-    ms_log_word(&l, "model_source", "safetensors");
+    ms_log_word(&l, "model_source", p->plan->model_source);
     ms_log_u64(&l, "context", p->plan->context);
     ms_log_u64(&l, "experts", p->plan->experts);
     ms_log_u64(&l, "staging", p->plan->staging);
@@ -188,6 +189,12 @@ static void kept_options(program *p, ms_causal_session_options *c) {
                                   .event_arg = p};
 }
 
+/* A folder that cannot be used is wrong usage, and found before the model is loaded. */
+static ms_status check_root(program *p, ms_error *err) {
+    if (!p->o.checkpoint_root || ms_prefix_disk_prepare(p->o.checkpoint_root, err) == MS_OK) return MS_OK;
+    return ms_error_context(err, "--%s", server_names_root(&p->o));
+}
+
 static ms_status start_server(program *p, ms_error *err) {
     MS_TRY(ms_text_model_open(&p->text, p->o.model, err));
     MS_TRY(server_names_apply(&p->o, p->text.lane, err));
@@ -202,6 +209,7 @@ static ms_status start_server(program *p, ms_error *err) {
     if (p->o.prefix_reuse) {
         kept_options(p, &c);
         MS_TRY(check_plan(p, &c.engine, err));
+        MS_TRY(check_root(p, err));
     }
     if (p->o.diagnostics)
         MS_TRY(ms_diagnostics_create(&p->diagnostics, p->o.diagnostics, p->o.logits_tap, &p->text.info, err));

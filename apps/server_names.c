@@ -24,6 +24,7 @@ const ms_option server_name_table[] = {
      .arg = "N",
      .min = 1,
      .max = 1048576,
+     .word = "auto",
      .help = "Same as --range."},
     {.name = "expert-lookahead",
      .type = MS_OPTION_CHOICE,
@@ -61,14 +62,14 @@ const ms_option server_name_table[] = {
      .arg = "N",
      .min = 1,
      .max = 4096,
-     .help = "Same as --prefix-checkpoint-entries (default with --prefix-cache-dir: 8)."},
+     .help = "Same as --prefix-checkpoint-entries (default: 8); needs --prefix-cache-dir."},
     {.name = "prefix-cache-gib",
      .type = MS_OPTION_U32,
      .offset = FIELD(cache_gib),
      .arg = "N",
      .min = 1,
      .max = 1048576,
-     .help = "Same as --prefix-checkpoint-bytes, in GiB (default with --prefix-cache-dir: 24)."},
+     .help = "Same as --prefix-checkpoint-bytes, in GiB (default: 24); needs --prefix-cache-dir."},
 };
 const size_t server_name_count = sizeof server_name_table / sizeof server_name_table[0];
 _Static_assert(sizeof server_name_table / sizeof server_name_table[0] == NAMES, "one entry a name");
@@ -111,6 +112,25 @@ static ms_status check(const server_names *n, const ms_lane *lane, ms_error *err
     return MS_OK;
 }
 
+/* Bounds of a folder that nobody gave would bound nothing. */
+static ms_status check_folder(const server_options *o, ms_error *err) {
+    static const size_t bounds[] = {CACHE_ENTRIES, CACHE_GIB};
+    const server_names *n = &o->names;
+    if (o->checkpoint_root) return MS_OK;
+    for (size_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++) {
+        size_t b = bounds[i];
+        if (n->given[b])
+            return ms_fail(err, MS_ERR_USAGE, "--%s: needs --%s", server_name_table[b].name,
+                           server_name_table[CACHE_DIR].name);
+        if (n->common_given[b]) return ms_fail(err, MS_ERR_USAGE, "--%s: needs --%s", common[b], common[CACHE_DIR]);
+    }
+    return MS_OK;
+}
+
+const char *server_names_root(const server_options *o) {
+    return o->names.given[CACHE_DIR] ? server_name_table[CACHE_DIR].name : common[CACHE_DIR];
+}
+
 ms_status server_names_apply(server_options *o, const ms_lane *lane, ms_error *err) {
     const server_names *n = &o->names;
     MS_TRY(check(n, lane, err));
@@ -122,6 +142,7 @@ ms_status server_names_apply(server_options *o, const ms_lane *lane, ms_error *e
     if (n->given[REUSE]) o->prefix_reuse = n->reuse;
     bool dir = n->given[CACHE_DIR];
     if (dir) o->checkpoint_root = n->cache_dir;
+    MS_TRY(check_folder(o, err));
     if (n->given[CACHE_ENTRIES] || (dir && !n->common_given[CACHE_ENTRIES])) o->checkpoint_entries = n->cache_entries;
     if (n->given[CACHE_GIB] || (dir && !n->common_given[CACHE_GIB])) o->checkpoint_bytes = (uint64_t)n->cache_gib << 30;
     return MS_OK;

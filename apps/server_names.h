@@ -15,7 +15,10 @@ server_names server_names_default(void);
 
 /* After the parse: notes which were given.  MS_ERR_USAGE for one beside the common option that it stands for. */
 ms_status server_names_parsed(server_options *o, const ms_option_set *set, const ms_option_result *r, ms_error *err);
-/* Puts them into the common options.  MS_ERR_USAGE for one that the lane does not have. */
+/* Puts them into the common options.  MS_ERR_USAGE for one that the lane does not have, and for bounds of a folder of
+ * states without the folder, under either name. */
 ms_status server_names_apply(server_options *o, const ms_lane *lane, ms_error *err);
+/* The option that gave the folder of states. */
+const char *server_names_root(const server_options *o);
 
 #endif

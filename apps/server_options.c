@@ -158,13 +158,13 @@ static const ms_option requests[] = {
      .arg = "N",
      .min = 1,
      .max = 4096,
-     .help = "Most states in the folder (default: 4)."},
+     .help = "Most states in the folder, which must be given (default: 4)."},
     {.name = "prefix-checkpoint-bytes",
      .type = MS_OPTION_BYTES,
      .offset = FIELD(checkpoint_bytes),
      .arg = "BYTES",
      .min = 1,
-     .help = "Most bytes in the folder (default: 20G)."},
+     .help = "Most bytes in the folder, which must be given (default: 20G)."},
 };
 
 static const ms_option operation[] = {

@@ -39,7 +39,7 @@ static ms_status declare_tools(ms_decode *d, const ms_reply_parser_ops *ops, ms_
 
 ms_status ms_decode_init(ms_decode *d, ms_generator *g, ms_job *j, ms_channel channel, uint64_t limit, ms_error *err) {
     const ms_api_request *r = &j->request;
-    *d = (ms_decode){.g = g, .job = j, .limit = limit};
+    *d = (ms_decode){.g = g, .job = j, .limit = limit, .reasons = channel == MS_CHANNEL_THINK};
     ms_sampler_greedy(&d->sampler);
     if (r->sampled) {
         d->sampler.temperature = r->temperature;
@@ -237,6 +237,15 @@ static ms_status push_raw(ms_decode *d, uint32_t id) {
     return MS_OK;
 }
 
+static void log_progress(ms_decode *d, const char *event, const char *phase, uint64_t elapsed_ns) {
+    ms_log_line l;
+    ms_log_begin(&l, d->g->log, MS_LOG_INFO, event, d->job->id);
+    ms_log_word(&l, "phase", phase);
+    ms_log_u64(&l, "generated", d->generated.count);
+    ms_log_real(&l, "elapsed", (double)elapsed_ns / 1e9);
+    ms_log_end(&l);
+}
+
 static void note_progress(ms_decode *d) {
     ms_job *j = d->job;
     uint64_t now = ms_clock_ns();
@@ -253,13 +262,10 @@ static void note_progress(ms_decode *d) {
     (void)pthread_mutex_unlock(&j->lock);
     if (d->last_token_ns) ms_histogram_add(&d->g->metrics->decode_token, (double)(now - d->last_token_ns) / 1e9);
     d->last_token_ns = now;
-    if (d->generated.count % PROGRESS_TOKENS) return;
-    ms_log_line l;
-    ms_log_begin(&l, d->g->log, MS_LOG_INFO, "request.decode.progress", j->id);
-    ms_log_word(&l, "phase", part);
-    ms_log_u64(&l, "generated", d->generated.count);
-    ms_log_real(&l, "elapsed", (double)(now - start) / 1e9);
-    ms_log_end(&l);
+    bool reasons = part ? strcmp(part, "reasoning") == 0 : d->reasons;
+    if (d->reasons && !reasons) log_progress(d, "request.decode.phase", "response_or_tool", now - start);
+    d->reasons = reasons;
+    if (d->generated.count % PROGRESS_TOKENS == 0) log_progress(d, "request.decode.progress", part, now - start);
 }
 
 static ms_status take(ms_decode *d, const float *logits, uint32_t id, bool *done, ms_error *err) {

@@ -48,6 +48,7 @@ typedef struct ms_decode {
     ms_decode_end end;
     ms_stop stop; /* MS_END_CUT: why */
     uint64_t last_token_ns;
+    bool reasons; /* the last token was of the reasoning */
 } ms_decode;
 
 /* channel: what the generation prompt opened. */

@@ -192,6 +192,15 @@ static bool check_route(ms_exchange *x) {
     return false;
 }
 
+/* A host in the target stands for the header, whatever that says (RFC 9112, 3.2.2). */
+static bool read_target(ms_exchange *x, const char *url) {
+    const char *path;
+    if (!ms_target_split(url, x->host, &path) || !ms_path_decode(path, x->path)) return false;
+    if (x->host[0]) x->headers.host = x->host;
+    x->route = find_route(x->front, x->path);
+    return true;
+}
+
 bool ms_front_check(ms_exchange *x, const char *url) {
     (void)MHD_get_connection_values(x->connection, MHD_HEADER_KIND, one_header, &x->headers);
     const char *id = x->headers.client_id;
@@ -200,8 +209,8 @@ bool ms_front_check(ms_exchange *x, const char *url) {
         if (*s < 0x20 || *s > 0x7E) id_len = SIZE_MAX;
     }
     if (id && id_len <= CLIENT_ID_MAX) ms_exchange_header(x, "X-Client-Request-Id", id);
-    bool fits = x->line_bytes <= LINE_MAX_BYTES, path = fits && ms_path_decode(url, x->path);
-    if (path) x->route = find_route(x->front, x->path);
+    bool fits = x->line_bytes <= LINE_MAX_BYTES, options = strcmp(x->method, "OPTIONS") == 0;
+    bool path = fits && ((options && strcmp(url, "*") == 0) || read_target(x, url)); /* "*": the server as a whole */
     if (!fits) {
         ms_front_refuse(x, 414, "uri_too_long", "a request line may have at most %d bytes", LINE_MAX_BYTES);
     } else if (!path) {
@@ -211,7 +220,7 @@ bool ms_front_check(ms_exchange *x, const char *url) {
     } else if (x->headers.bytes > HEADER_BYTES_MAX) {
         ms_front_refuse(x, 431, "headers_too_large", "a request may have at most %d bytes of headers",
                         HEADER_BYTES_MAX);
-    } else if (strcmp(x->method, "OPTIONS") == 0) {
+    } else if (options) {
         ms_front_preflight(x);
     } else if (!(x->route && x->route->open) && !authorized(x)) {
         ms_exchange_header(x, "WWW-Authenticate", "Bearer");

@@ -54,7 +54,7 @@ struct ms_exchange {
     size_t line_bytes; /* of the request line */
     bool head, post, answered, failed_body, http_1_0;
     char id[MS_ID_BYTES], peer[64];
-    char path[MS_PATH_BYTES];
+    char path[MS_PATH_BYTES], host[MS_HOST_BYTES]; /* host: of the target, where it has one */
     ms_request_headers headers;
     ms_text body;
     uint64_t body_seen, body_held; /* bytes that came, bytes that count in front->body_bytes */

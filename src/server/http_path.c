@@ -1,8 +1,33 @@
 #include "server/http_path.h"
 
 #include <string.h>
+#include <strings.h>
 
 #include "base/utf8.h"
+
+/* Letters, digits and what else names, addresses and ports are written with. */
+static bool is_host_byte(char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c && strchr("-._~[]:%", c));
+}
+
+bool ms_target_split(const char *raw, char host[MS_HOST_BYTES], const char **path) {
+    static const char *const schemes[] = {"http://", "https://"};
+    host[0] = 0;
+    *path = raw;
+    if (*raw == '/') return true;
+    const char *s = NULL;
+    for (size_t i = 0; i < 2; i++) {
+        if (strncasecmp(raw, schemes[i], strlen(schemes[i])) == 0) s = raw + strlen(schemes[i]);
+    }
+    if (!s) return false;
+    size_t n = 0;
+    while (is_host_byte(s[n]) && n < MS_HOST_BYTES - 1) n++;
+    if (!n || (s[n] && s[n] != '/' && s[n] != '?')) return false;
+    memcpy(host, s, n);
+    host[n] = 0;
+    *path = s[n] == '/' ? s + n : "/";
+    return true;
+}
 
 static int hex(char c) {
     if (c >= '0' && c <= '9') return c - '0';

@@ -24,7 +24,7 @@ static ms_status save(ms_generator *g, ms_job *j, ms_api_error *e, ms_error *err
         return ms_fail(err, MS_ERR_USAGE, "nothing to save");
     }
     ms_status st = ms_retained_save_named(&g->retained, j->slot_name, &j->slot_bytes, err);
-    if (st != MS_OK) (void)ms_api_fail(e, 500, "internal_error", "", "the state could not be saved");
+    if (st != MS_OK) (void)ms_api_fail(e, 500, "internal_error", "", "the state could not be saved: %s", err->message);
     return st;
 }
 
@@ -56,7 +56,7 @@ void ms_slot_run(ms_generator *g, ms_job *j) {
     ms_log_u64(&l, "tokens", j->slot_tokens);
     ms_log_u64(&l, "bytes", j->slot_bytes);
     ms_log_real(&l, "seconds", (double)(ms_clock_ns() - start) / 1e9);
-    ms_log_word(&l, "error", st == MS_OK ? NULL : ms_status_name(st)); /* the message has the name in it */
+    ms_log_word(&l, "error", st == MS_OK ? NULL : err.message);
     ms_log_end(&l);
     if (st == MS_OK)
         ms_job_done(j);

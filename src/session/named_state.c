@@ -16,7 +16,8 @@
 
 enum { META_MAX = 16 << 20, HEAD_BYTES = 64 };
 
-/* The open folder and the two paths in it, which name it in messages. */
+/* The open folder and the two paths in it.  Messages name what they are for instead (by_role): replies and logs repeat
+ * them, and the name is a client's. */
 typedef struct place {
     int folder;
     bool missing; /* what was looked for is not there */
@@ -30,6 +31,16 @@ bool ms_named_state_valid(const char *name, size_t len) {
         if (!name[i] || !strchr(allowed, name[i])) return false;
     }
     return true;
+}
+
+/* The path in front of a message becomes `role`; any other path takes the message with it. */
+static ms_status by_role(ms_status st, const char *path, const char *role, ms_error *err) {
+    if (st == MS_OK || !err) return st;
+    size_t n = strlen(path);
+    ms_error was = *err;
+    bool leads = strncmp(was.message, path, n) == 0 && was.message[n] == ':';
+    if (leads) return ms_fail(err, st, "%s%s", role, was.message + n);
+    return ms_fail(err, st, "%s: %s", role, strchr(was.message, '/') ? ms_status_name(st) : was.message);
 }
 
 /* ------------------------------------------------------------------ the folder */
@@ -49,7 +60,8 @@ static ms_status open_private(int at, const char *name, const char *what, int *f
     return check_private(*fd, what, err);
 }
 
-static ms_status open_named(place *p, int root, const char *what, bool create, ms_error *err) {
+static ms_status open_named(place *p, int root, bool create, ms_error *err) {
+    static const char what[] = "folder of named states";
     bool made = create && mkdirat(root, "named", 0700) == 0;
     if (create && !made && errno != EEXIST) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", what);
     if (made && fchmodat(root, "named", 0700, 0) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: chmod", what);
@@ -64,18 +76,15 @@ static void close_place(place *p) {
 
 static ms_status open_place(place *p, const char *root, const char *name, bool create, ms_error *err) {
     int fd = -1;
-    ms_text what = {0};
     *p = (place){.folder = -1};
     if (!ms_named_state_valid(name, strlen(name))) return ms_fail(err, MS_ERR_USAGE, "name of a state: not allowed");
-    ms_text_printf(&what, "%s/named", root);
     ms_text_printf(&p->state, "%s/named/%s.state", root, name);
     ms_text_printf(&p->meta, "%s/named/%s.meta", root, name);
-    bool failed = what.failed || p->state.failed || p->meta.failed;
+    bool failed = p->state.failed || p->meta.failed;
     ms_status st = failed ? ms_fail_memory(err, "a path", strlen(root))
-                          : open_private(AT_FDCWD, root, root, &fd, &p->missing, err);
-    if (st == MS_OK) st = open_named(p, fd, what.data, create, err);
+                          : open_private(AT_FDCWD, root, "folder of states", &fd, &p->missing, err);
+    if (st == MS_OK) st = open_named(p, fd, create, err);
     if (fd >= 0) (void)close(fd);
-    ms_text_free(&what);
     if (st != MS_OK) close_place(p);
     return st;
 }
@@ -128,11 +137,13 @@ static void load_meta(const ms_session *s, const place *p, ms_text *meta) {
 
 /* ------------------------------------------------------------------ states */
 
+static const char state_role[] = "state file";
+
 static ms_status look(place *p, uint64_t *bytes, ms_error *err) {
     struct stat st;
     if (fstatat(p->folder, last_part(&p->state), &st, AT_SYMLINK_NOFOLLOW) != 0) {
         p->missing = errno == ENOENT;
-        return ms_fail_errno(err, MS_ERR_IO, errno, "%s: stat", p->state.data);
+        return ms_fail_errno(err, MS_ERR_IO, errno, "%s: stat", state_role);
     }
     *bytes = (uint64_t)st.st_size;
     return MS_OK;
@@ -143,7 +154,8 @@ ms_status ms_named_state_save(ms_session *s, const char *root, const char *name,
     place p;
     MS_TRY(open_place(&p, root, name, true, err));
     ms_status st = ms_state_export_at(s, p.folder, p.state.data, true, err);
-    if (st == MS_OK) st = save_meta(s, &p, meta, meta_len, err);
+    st = by_role(st, p.state.data, state_role, err);
+    if (st == MS_OK) st = by_role(save_meta(s, &p, meta, meta_len, err), p.meta.data, "file beside the state", err);
     if (st == MS_OK) st = look(&p, bytes, err);
     close_place(&p);
     return st;
@@ -155,7 +167,7 @@ ms_status ms_named_state_restore(ms_session *s, const char *root, const char *na
     ms_status st = open_place(&p, root, name, false, err);
     bool open = st == MS_OK;
     if (st == MS_OK) st = look(&p, bytes, err);
-    if (st == MS_OK) st = ms_state_import_at(s, p.folder, p.state.data, err);
+    if (st == MS_OK) st = by_role(ms_state_import_at(s, p.folder, p.state.data, err), p.state.data, state_role, err);
     if (st == MS_OK) load_meta(s, &p, meta);
     *missing = p.missing;
     if (open) close_place(&p);

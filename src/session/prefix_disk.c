@@ -61,14 +61,21 @@ static ms_status check_private(const ms_prefix_disk *d, ms_error *err) {
                    mode);
 }
 
+/* Where the path itself is to blame it is wrong usage, like a folder of another mode. */
+static ms_status path_status(int why) {
+    bool path = why == ENOENT || why == ENOTDIR || why == EACCES || why == EPERM || why == EROFS || why == ELOOP ||
+                why == ENAMETOOLONG;
+    return path ? MS_ERR_USAGE : MS_ERR_IO;
+}
+
 static ms_status open_root(ms_prefix_disk *d, ms_error *err) {
     bool made = mkdir(d->root, 0700) == 0;
-    if (!made && errno != EEXIST) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create", d->root);
+    if (!made && errno != EEXIST) return ms_fail_errno(err, path_status(errno), errno, "%s: create", d->root);
     d->folder = open(d->root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (d->folder < 0 && (errno == ELOOP || errno == ENOTDIR)) {
         return ms_fail(err, MS_ERR_USAGE, "%s: expected a folder, found a link or a file", d->root);
     }
-    if (d->folder < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: open", d->root);
+    if (d->folder < 0) return ms_fail_errno(err, path_status(errno), errno, "%s: open", d->root);
     if (made && fchmod(d->folder, 0700) != 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: chmod", d->root);
     return check_private(d, err);
 }
@@ -165,6 +172,14 @@ static void remove_old_temporaries(const ms_prefix_disk *d) {
         if (strncmp(e->d_name, ".ms-tmp-", 8) == 0) (void)unlinkat(d->folder, e->d_name, 0);
     }
     (void)closedir(dir);
+}
+
+ms_status ms_prefix_disk_prepare(const char *root, ms_error *err) {
+    ms_prefix_disk d = {.root = strdup(root), .folder = -1, .lock = -1};
+    ms_status status = d.root ? open_root(&d, err) : ms_fail_memory(err, "a path", strlen(root));
+    if (d.folder >= 0) (void)close(d.folder);
+    free(d.root);
+    return status;
 }
 
 ms_status ms_prefix_disk_open(ms_prefix_disk **out, const char *root, bool *in_use, ms_error *err) {

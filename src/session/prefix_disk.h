@@ -12,7 +12,8 @@
  * files hold conversations: whoever can read them can read what was said.
  *
  * Owns: the folder's descriptor and lock.  Threads: one at a time, but for ms_prefix_disk_path (any).
- * Errors: MS_ERR_IO, MS_ERR_FORMAT (a damaged entry), MS_ERR_USAGE (a folder that is not private), MS_ERR_MEMORY;
+ * Errors: MS_ERR_IO, MS_ERR_FORMAT (a damaged entry), MS_ERR_USAGE (a path that is no private folder and cannot become
+ * one), MS_ERR_MEMORY;
  * messages name the path.
  */
 #ifndef MS_SESSION_PREFIX_DISK_H
@@ -36,6 +37,8 @@ typedef struct ms_prefix_record {
 } ms_prefix_record;
 void ms_prefix_record_free(ms_prefix_record *r);
 
+/* Creates the folder (its parent must exist) or finds out whether it could be taken over, the lock apart. */
+ms_status ms_prefix_disk_prepare(const char *root, ms_error *err);
 /* Creates the folder (its parent must exist) or takes it over; removes what an interrupted write left.
  * *in_use: another process has it (then the status is MS_ERR_IO). */
 ms_status ms_prefix_disk_open(ms_prefix_disk **out, const char *root, bool *in_use, ms_error *err);

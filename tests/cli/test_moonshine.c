@@ -129,6 +129,9 @@ static void model_from_environment(void **state) {
 static void plan(void **state) {
     (void)state;
     expect(0, "fits", NULL, ARGS("plan", CLI_MODEL), "");
+    expect(0, "  available  memory now ", NULL, ARGS("plan", CLI_MODEL), "");
+    expect(0, "  available  as --memory says                 966367641600 ", NULL,
+           ARGS("plan", CLI_MODEL, "--memory", "900G"), "");
     expect(3, "DOES NOT FIT", NULL, ARGS("plan", CLI_MODEL, "--reserve", "1000000G"), "");
     expect(3, "DOES NOT FIT", NULL, ARGS("plan", CLI_MODEL, "--memory", "20M"), "");
     expect(0, "borrow the last", NULL,

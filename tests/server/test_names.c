@@ -183,6 +183,7 @@ static void wrong_values(void **state) {
                                            {"--expert-major", "1"},
                                            {"--retain-experts", "yes"},
                                            {"--prefix-cache-gib", "0"},
+                                           {"--prefill-chunk", "automatic"},
                                            {"--slots", "3", "--experts", "3"},
                                            {"--prefill-chunk", "8", "--range", "8"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -192,6 +193,66 @@ static void wrong_values(void **state) {
         if (code != 2) fail_msg("case %zu: %d %s", i, code, p.log.data ? p.log.data : "");
         program_free(&p);
     }
+}
+
+/* What is said when it does not start: one line with these words, and nothing was begun. */
+static void refuses(const char *const *args, const char *one, const char *other) {
+    program p;
+    int code = program_exit(&p, args);
+    const char *log = p.log.data ? p.log.data : "";
+    if (code != 2 || !strstr(log, one) || !strstr(log, other)) fail_msg("%s: %d %s", one, code, log);
+    assert_string_equal(strchr(log, '\n'), "\n");
+    assert_null(strstr(log, "server."));
+    program_free(&p);
+}
+
+static void bounds_need_a_folder(void **state) {
+    (void)state;
+    static const char *const cases[][3] = {{"--prefix-cache-gib", "1", "needs --prefix-cache-dir"},
+                                           {"--prefix-cache-entries", "2", "needs --prefix-cache-dir"},
+                                           {"--prefix-checkpoint-bytes", "1G", "needs --prefix-checkpoint-root"},
+                                           {"--prefix-checkpoint-entries", "2", "needs --prefix-checkpoint-root"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *const args[] = {dir, FAST, cases[i][0], cases[i][1], NULL};
+        refuses(args, cases[i][0], cases[i][2]);
+    }
+}
+
+/* Whatever is wrong with the folder of states is the same exit status, before the model is loaded. */
+static void a_folder_that_cannot_be(void **state) {
+    (void)state;
+    char base[64] = "/tmp/ms-names-XXXXXX", path[8][400], command[128];
+    assert_non_null(mkdtemp(base));
+    static const char *const names[] = {"none/states", "file", "file/states", "link", "open"};
+    for (size_t i = 0; i < 5; i++) (void)snprintf(path[i], sizeof path[i], "%s/%s", base, names[i]);
+    (void)snprintf(path[5], sizeof path[5], "%s/%0300d", base, 0);
+    (void)snprintf(path[6], sizeof path[6], "/proc/states");
+    (void)snprintf(command, sizeof command, "cd %s && touch file && ln -s . link && mkdir -m 755 open", base);
+    assert_int_equal(system(command), 0);
+    for (size_t i = 0; i < 7; i++) {
+        const char *const args[] = {dir, FAST, "--prefix-cache-dir", path[i], NULL};
+        refuses(args, "--prefix-cache-dir: ", path[i]);
+        const char *const common[] = {dir, FAST, "--prefix-checkpoint-root", path[i], NULL};
+        refuses(common, "--prefix-checkpoint-root: ", path[i]);
+    }
+    (void)snprintf(command, sizeof command, "rm -rf -- '%s'", base);
+    assert_int_equal(system(command), 0);
+}
+
+/* A chunk as long as memory allows. */
+static void chunks_as_long_as_fit(void **state) {
+    (void)state;
+    program p;
+    http_response r;
+    const char *const args[] = {dir, FAST, "--prefill-chunk", "auto", NULL};
+    program_start(&p, args);
+    program_ready(&p);
+    ask(&p, SAME, &r);
+    http_free(&r);
+    assert_int_equal(program_end(&p, SIGTERM), 0);
+    program_free(&p);
+    const char *const small[] = {dir, FAST, "--prefill-chunk", "auto", "--range", "8", NULL};
+    refuses(small, "--prefill-chunk", "--range");
 }
 
 /* The name for the server, also through a link and from elsewhere. */
@@ -212,8 +273,10 @@ static void the_other_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(its_models_take_them), cmocka_unit_test(states_outlive_the_server),
-        cmocka_unit_test(others_refuse_them), cmocka_unit_test(no_kept_states_with_blas),
-        cmocka_unit_test(wrong_values), cmocka_unit_test(the_other_name)};
+        cmocka_unit_test(its_models_take_them),   cmocka_unit_test(states_outlive_the_server),
+        cmocka_unit_test(others_refuse_them),     cmocka_unit_test(no_kept_states_with_blas),
+        cmocka_unit_test(wrong_values),           cmocka_unit_test(bounds_need_a_folder),
+        cmocka_unit_test(a_folder_that_cannot_be), cmocka_unit_test(chunks_as_long_as_fit),
+        cmocka_unit_test(the_other_name)};
     return cmocka_run_group_tests(tests, make_checkpoint, remove_checkpoint);
 }

@@ -231,6 +231,57 @@ static void exit_codes(void **state) {
     program_free(&p);
 }
 
+/* The three options of looking at experts together, and what each of them leaves. */
+static void looking_at_experts(void **state) {
+    (void)state;
+    static const char *const heads[][2] = {
+        {".cache.csv", "capture,layer,lru_rank,expert_id\n"},
+        {".ledger.csv", "capture,scope,layer,steps,accesses,hits,misses,read_requests,logical_expert_bytes,"
+                        "physical_read_bytes,wait_calls,completions,max_inflight,pre_moe_seconds,io_wait_seconds,"
+                        "expert_pipeline_seconds,expert_sync_seconds,shared_sync_seconds,host_interval_seconds\n"},
+        {".routes.csv", "capture,step,position,layer,observed_hit_mask,expert_0,expert_1,expert_2,expert_3\n"},
+        {".logits.bin", "MSRLTAP1"}};
+    char prefix[96], path[128], begin[512];
+    (void)snprintf(prefix, sizeof prefix, "%s/run", folder);
+    const char *const alone[] = {PLAIN, "--router-logits-tap", NULL};
+    const char *const all[] = {PLAIN, "--decode-diagnostics", prefix, "--router-logits-tap", "--decode-state-digest",
+                               NULL};
+    program p;
+    http_response r;
+    assert_int_equal(program_exit(&p, alone), 2);
+    assert_non_null(strstr(p.log.data, "--router-logits-tap: needs --decode-diagnostics"));
+    program_free(&p);
+    program_start(&p, all);
+    program_ready(&p);
+    chat(p.port, "{\"role\":\"user\",\"content\":\"Hello!\"}", "", &r);
+    http_free(&r);
+    assert_int_equal(program_end(&p, SIGTERM), 0);
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        (void)snprintf(path, sizeof path, "%s%s", prefix, heads[i][0]);
+        FILE *f = fopen(path, "r");
+        assert_non_null(f);
+        size_t head = strlen(heads[i][1]), n = fread(begin, 1, sizeof begin, f);
+        (void)fclose(f);
+        assert_true(n > head); /* and something behind it */
+        assert_memory_equal(begin, heads[i][1], head);
+    }
+    /* The order of events, each once. */
+    static const char *const events[] = {"request.decode.start", "request.decode.phase", "request.state.digest",
+                                         "request.complete"};
+    const char *at = p.log.data;
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+        at = strstr(at, events[i]);
+        if (!at) fail_msg("%s: %s", events[i], p.log.data);
+        at += strlen(events[i]);
+        assert_null(strstr(at, events[i]));
+    }
+    assert_non_null(strstr(p.log.data, "kind=non-cryptographic position="));
+    program_free(&p);
+    assert_int_equal(program_exit(&p, all), 1); /* the files must be new */
+    assert_non_null(strstr(p.log.data, "run.cache.csv: create: File exists"));
+    program_free(&p);
+}
+
 static void signals(void **state) {
     (void)state;
     const char *const args[] = {PLAIN, "--shutdown-grace-seconds", "30", "--log-format", "json", NULL};
@@ -327,13 +378,10 @@ static void killed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_tool_conversation),
-        cmocka_unit_test(reuse_changes_nothing),
-        cmocka_unit_test(every_endpoint),
-        cmocka_unit_test(exit_codes),
-        cmocka_unit_test(signals),
-        cmocka_unit_test(the_log_has_no_content),
-        cmocka_unit_test(killed),
+        cmocka_unit_test(a_tool_conversation),    cmocka_unit_test(reuse_changes_nothing),
+        cmocka_unit_test(every_endpoint),         cmocka_unit_test(exit_codes),
+        cmocka_unit_test(looking_at_experts),     cmocka_unit_test(signals),
+        cmocka_unit_test(the_log_has_no_content), cmocka_unit_test(killed),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -61,6 +61,45 @@ static void paths(void **state) {
     assert_false(ms_path_decode(large, out));
 }
 
+static void targets(void **state) {
+    (void)state;
+    static const struct {
+        const char *raw, *host, *path;
+    } cases[] = {{"/v1/models", "", "/v1/models"},
+                 {"//host/path", "", "//host/path"},
+                 {"http://host/v1/models", "host", "/v1/models"},
+                 {"HTTPS://Host.example:8443/", "Host.example:8443", "/"},
+                 {"http://[::1]:80/a?b", "[::1]:80", "/a?b"},
+                 {"http://host", "host", "/"},
+                 {"http://host?q", "host", "/"},
+                 {"http:///path", NULL, NULL},
+                 {"http://", NULL, NULL},
+                 {"http:/host/", NULL, NULL},
+                 {"http://user@host/", NULL, NULL},
+                 {"http://ho st/", NULL, NULL},
+                 {"http://host#x", NULL, NULL},
+                 {"http://ho\\st/", NULL, NULL},
+                 {"http://h\xc3\xa4/", NULL, NULL},
+                 {"ftp://host/", NULL, NULL},
+                 {"host:80", NULL, NULL},
+                 {"*", NULL, NULL},
+                 {"", NULL, NULL}};
+    char host[MS_HOST_BYTES], large[MS_HOST_BYTES + 16];
+    const char *path;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bool good = ms_target_split(cases[i].raw, host, &path);
+        if (good != (cases[i].host != NULL)) fail_msg("%s", cases[i].raw);
+        if (!good) continue;
+        assert_string_equal(host, cases[i].host);
+        assert_string_equal(path, cases[i].path);
+    }
+    for (int i = 0; i < 2; i++) { /* as long as fits, and one more */
+        int n = snprintf(large, sizeof large, "http://%0*d/x", MS_HOST_BYTES - 1 + i, 0);
+        assert_int_equal(n, MS_HOST_BYTES + 8 + i);
+        assert_int_equal(ms_target_split(large, host, &path), i == 0);
+    }
+}
+
 /* ------------------------------------------------------------------ keys */
 
 static void write_file(const char *path, const char *text, mode_t mode) {
@@ -320,14 +359,9 @@ static void histograms(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(paths),
-        cmocka_unit_test(keys),
-        cmocka_unit_test(log_lines),
-        cmocka_unit_test(json_equality),
-        cmocka_unit_test(remembered_calls),
-        cmocka_unit_test(marks),
-        cmocka_unit_test(following),
-        cmocka_unit_test(histograms),
+        cmocka_unit_test(paths),     cmocka_unit_test(targets),       cmocka_unit_test(keys),
+        cmocka_unit_test(log_lines), cmocka_unit_test(json_equality), cmocka_unit_test(remembered_calls),
+        cmocka_unit_test(marks),     cmocka_unit_test(following),     cmocka_unit_test(histograms),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,9 +7,13 @@
 #include <cmocka.h>
 
 #include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -201,11 +205,65 @@ static void the_folder_is_private(void **state) {
     served_stop(&s);
 }
 
+/* What a refused save says: the cause and which file, and neither the folder nor the name. */
+static void save_fails(served *s, const char *file, const char *cause) {
+    http_response r;
+    char line[512];
+    served_post(s, "/slots/0?action=save", "{\"filename\":\"secret-plan\"}", &r);
+    assert_int_equal(r.status, 500);
+    assert_string_equal(http_text(&r, "error.code"), "internal_error");
+    const char *message = http_text(&r, "error.message");
+    if (!strstr(message, file) || !strstr(message, cause)) fail_msg("%s", message);
+    if (strstr(message, folder) || strstr(message, "secret-plan")) fail_msg("%s", message);
+    http_free(&r);
+    rewind(s->log_file);
+    bool said = false;
+    while (fgets(line, sizeof line, s->log_file)) {
+        said = said || (strstr(line, "slot.action") && strstr(line, cause));
+        if (strstr(line, "secret-plan")) fail_msg("%s", line);
+    }
+    assert_true(said);
+}
+
+/* A file system of its own needs privileges, which a user has in a namespace where the system allows that; elsewhere a
+ * limit of the size of files stands for it.  Last: the namespace stays. */
+static void a_full_disk_is_named(void **state) {
+    (void)state;
+    served s;
+    ms_text m = {0};
+    char full[96];
+    struct rlimit old, low;
+    (void)snprintf(full, sizeof full, "%s/full", folder);
+    assert_int_equal(mkdir(full, 0700), 0);
+    bool mounted = mount("tmpfs", full, "tmpfs", 0, "size=128k,mode=0700") == 0;
+    if (!mounted && unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0)
+        mounted = mount("tmpfs", full, "tmpfs", 0, "size=128k,mode=0700") == 0;
+    served_start(&s, &(served_options){.root = full});
+    (void)first_turn(&s, &m);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    low = old;
+    low.rlim_cur = 100000;
+    (void)signal(SIGXFSZ, SIG_IGN);
+    if (!mounted) assert_int_equal(setrlimit(RLIMIT_FSIZE, &low), 0);
+    save_fails(&s, "state file: ", mounted ? "No space left on device" : "File too large");
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_true(cached(&s, m.data) > 0); /* the live state is as it was */
+    /* A folder in the state's place: refused before anything is written. */
+    char taken[192];
+    (void)snprintf(taken, sizeof taken, "%s/named/secret-plan.state", full);
+    assert_int_equal(mkdir(taken, 0700), 0);
+    save_fails(&s, "state file: ", "not a regular file");
+    served_stop(&s);
+    ms_text_free(&m);
+    if (mounted) assert_int_equal(umount(full), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_conversation_goes_on),
         cmocka_unit_test(what_is_bad_changes_nothing),
         cmocka_unit_test(the_folder_is_private),
+        cmocka_unit_test(a_full_disk_is_named),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

@@ -227,6 +227,30 @@ static void paths_and_methods(void **state) {
     http_free(&r);
 }
 
+/* As proxies are asked: the host of the target counts, not the header's. */
+static void absolute_targets(void **state) {
+    (void)state;
+#define POST_TO(target) "POST " target " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+    http_response r;
+    raw("GET http://host:80/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", &r);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(http_text(&r, "object"), "list");
+    http_free(&r);
+    status_of("GET HTTP://[::1]/health/?beta=true HTTP/1.1\r\nHost: x\r\n\r\n", 200, NULL);
+    status_of("GET http://host HTTP/1.1\r\nHost: x\r\n\r\n", 404, "endpoint_disabled"); /* the chat page's place */
+    status_of("GET http://host/v1/../health HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
+    status_of("GET http://me@host/health HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
+    status_of("GET ftp://host/health HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
+    status_of("OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 204, NULL);
+    status_of("GET * HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
+    status_of("CONNECT host:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
+    status_of("DELETE http://host/health HTTP/1.1\r\nHost: x\r\n\r\n", 405, "method_not_allowed");
+    status_of(POST_TO("http://other/v1/chat/completions") "Origin: http://other\r\n\r\n{}", 400, "missing_field");
+    status_of(POST_TO("http://other/v1/chat/completions") "Origin: http://localhost\r\n\r\n{}", 403,
+              "origin_not_allowed");
+#undef POST_TO
+}
+
 static void large_heads(void **state) {
     (void)state;
     ms_text t = {0};
@@ -528,15 +552,15 @@ static void addresses(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(requests_in_a_row),        cmocka_unit_test(a_connection_ends_after_100_requests),
-        cmocka_unit_test(chunked_bodies),           cmocka_unit_test(a_chunked_body_that_grows),
-        cmocka_unit_test(broken_framing),           cmocka_unit_test(expectations),
-        cmocka_unit_test(paths_and_methods),        cmocka_unit_test(large_heads),
-        cmocka_unit_test(long_request_lines),       cmocka_unit_test(content_types),
-        cmocka_unit_test(large_and_strange_bodies), cmocka_unit_test(slow_writers),
-        cmocka_unit_test(too_many_connections),     cmocka_unit_test(origins_are_checked),
-        cmocka_unit_test(keys_are_checked),         cmocka_unit_test(addresses),
-        cmocka_unit_test(connections_in_a_burst),
+        cmocka_unit_test(requests_in_a_row),   cmocka_unit_test(a_connection_ends_after_100_requests),
+        cmocka_unit_test(chunked_bodies),      cmocka_unit_test(a_chunked_body_that_grows),
+        cmocka_unit_test(broken_framing),      cmocka_unit_test(expectations),
+        cmocka_unit_test(paths_and_methods),   cmocka_unit_test(absolute_targets),
+        cmocka_unit_test(large_heads),         cmocka_unit_test(long_request_lines),
+        cmocka_unit_test(content_types),       cmocka_unit_test(large_and_strange_bodies),
+        cmocka_unit_test(slow_writers),        cmocka_unit_test(too_many_connections),
+        cmocka_unit_test(origins_are_checked), cmocka_unit_test(keys_are_checked),
+        cmocka_unit_test(addresses),           cmocka_unit_test(connections_in_a_burst),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

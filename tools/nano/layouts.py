@@ -1,16 +1,20 @@
-"""The layouts that can be trained: what the trainer and the tests ask of each."""
+"""The layouts that can be trained: what the trainer and the tests ask of each.
+
+Models and checkpoints need PyTorch, which is imported when one is asked for: the rest does without.
+"""
+import importlib
 import os
 
 import chat_k3
 import chat_mimo
-import checkpoint_k3
-import checkpoint_mimo
 import conversations
-import model_k3
-import model_mimo
 import pretoken
 import questions
 import tokenizer
+
+
+def late(module, name):
+    return staticmethod(lambda *args: getattr(importlib.import_module(module), name)(*args))
 
 
 class K3:
@@ -21,12 +25,9 @@ class K3:
     tokenizer_files = ("tiktoken.model", "tokenizer_config.json")
     pattern = staticmethod(pretoken.cased)
     render = staticmethod(chat_k3.render)
-    read = staticmethod(checkpoint_k3.read)
-    write = staticmethod(checkpoint_k3.write)
-
-    @staticmethod
-    def new():
-        return model_k3.K3(model_k3.CONFIG)
+    new = late("model_k3", "new")
+    read = late("checkpoint_k3", "read")
+    write = late("checkpoint_k3", "write")
 
     @staticmethod
     def tokenizer(folder):
@@ -45,12 +46,9 @@ class Mimo:
     tokenizer_files = ("tokenizer.json",)
     pattern = staticmethod(pretoken.plain)
     render = staticmethod(chat_mimo.render)
-    read = staticmethod(checkpoint_mimo.read)
-    write = staticmethod(checkpoint_mimo.write)
-
-    @staticmethod
-    def new():
-        return model_mimo.Mimo(model_mimo.CONFIG)
+    new = late("model_mimo", "new")
+    read = late("checkpoint_mimo", "read")
+    write = late("checkpoint_mimo", "write")
 
     @staticmethod
     def tokenizer(folder):

@@ -3,12 +3,12 @@
 
     tools/nano/make_tokenizer.py --layout mimo models/mimo-nano
 """
-import argparse
 import glob
 import os
 import random
 
 import bpe
+import command
 import conversations
 from layouts import LAYOUTS
 
@@ -27,10 +27,11 @@ def texts(layout):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Learns a layout's tokenizer.")
+    parser = command.Parser(description="Learns a layout's tokenizer.")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), required=True)
     parser.add_argument("folder")
     args = parser.parse_args()
+    command.check_out(parser, args.folder)
     layout = LAYOUTS[args.layout]
     os.makedirs(args.folder, exist_ok=True)
     merges = bpe.learn(texts(layout), layout.pattern(), layout.tokens)

@@ -212,3 +212,7 @@ class K3(Model):
             x = layer.mlp_res(blocks, current)
             current = current + layer.mlp(layer.post_attention_layernorm(x)).float()
         return self.norm(self.output_attn_res(blocks, current))
+
+
+def new():
+    return K3(CONFIG)

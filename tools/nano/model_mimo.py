@@ -167,3 +167,7 @@ class Mimo(Model):
         for layer in self.layers:
             x = layer(x)
         return self.norm(x)
+
+
+def new():
+    return Mimo(CONFIG)

@@ -19,7 +19,10 @@ import unittest
 import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import torch  # noqa: E402
+try:
+    import torch  # noqa: E402
+except ImportError as e:
+    sys.exit(f"test_engine.py: needs PyTorch: {e}")
 
 import conversations  # noqa: E402
 import model_k3  # noqa: E402
@@ -174,4 +177,6 @@ for each in LAYOUTS.values():
 
 
 if __name__ == "__main__":
+    if not os.access(PROGRAM, os.X_OK):
+        sys.exit(f"test_engine.py: {PROGRAM}: expected the built program (make all, or MOONSHINE_BIN)")
     unittest.main()
