@@ -324,7 +324,7 @@ static void copy_extras(ms_grammar *g, ms_object_block *o, const ms_object_rule 
         ms_string_rule key = {.form = MS_STRING_CANONICAL, .dfa = x->key, .max = MS_UNLIMITED};
         uint32_t leaf = ms_grammar_string(g, &key); /* also after a failure: it takes the automaton */
         if (failed(g)) continue;
-        o->extras[i] = (ms_distinct){.leaf = leaf, .value = x->value};
+        o->extras[i] = (ms_distinct){.leaf = leaf, .number = (uint32_t)i, .value = x->value};
         o->extra_count = (uint32_t)i + 1;
         fill_lengths(g, &o->extras[i], rule->min);
     }
@@ -376,7 +376,7 @@ static void copy_classes(ms_grammar *g, ms_array_block *a, const ms_array_rule *
     uint32_t n = choice ? items->count : 1;
     a->classes = allocate(g, n, sizeof *a->classes);
     for (uint32_t i = 0; i < n && !failed(g); i++) {
-        a->classes[i] = (ms_distinct){.leaf = choice ? g->blocks[rule->items].items[i] : rule->items};
+        a->classes[i] = (ms_distinct){.leaf = choice ? g->blocks[rule->items].items[i] : rule->items, .number = i};
         a->class_count = i + 1;
         fill_lengths(g, &a->classes[i], rule->min);
     }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "text/grammar_internal.h"
+#include "text/grammar_taken.h"
 
 static uint32_t block_cost(const ms_matcher *m, uint32_t block) { return m->g->blocks[block].cost; }
 
@@ -19,7 +20,7 @@ static uint32_t distinct_cost(const ms_matcher *m, const ms_distinct *d, uint32_
     if (each >= MS_BOUND_NONE) return MS_BOUND_NONE;
     if (d->known < used || d->known - used < wanted) {
         if (wanted != 1 || !m) return MS_BOUND_NONE;
-        return ms_bound_add(ms_unseen_cost(m, &m->g->blocks[d->leaf], 0, seen, 0, false), each);
+        return ms_bound_add(ms_taken_cost(m, d, seen), each);
     }
     uint32_t cost = 0;
     for (uint32_t i = 0; i < wanted; i++) cost = ms_bound_add(cost, ms_bound_add(d->lengths[used + i], each));
@@ -134,7 +135,7 @@ bool ms_extra_fits(const ms_matcher *m, const ms_frame *f, uint32_t extra) {
     const ms_object_block *o = object_of(m, f);
     const ms_distinct *x = &o->extras[extra];
     if (o->next_required[f->a] != o->member_count || block_cost(m, x->value) >= MS_BOUND_NONE) return false;
-    if (ms_unseen_cost(m, &m->g->blocks[x->leaf], 0, f->seen, 0, false) >= MS_BOUND_NONE) return false;
+    if (ms_taken_cost(m, x, f->seen) >= MS_BOUND_NONE) return false;
     return after_extra(m, f) < MS_BOUND_NONE;
 }
 
@@ -290,7 +291,7 @@ uint32_t ms_cost_frame(const ms_matcher *m, const ms_frame *f) {
     switch (b->kind) {
     case MS_BLOCK_DFA: {
         const ms_frame *up = &m->frames[f->parent];
-        if (up->phase == MS_PHASE_ITEM && up->seen) return ms_unseen_cost(m, b, f->a, up->seen, up->start, true);
+        if (up->phase == MS_PHASE_ITEM && up->seen) return ms_taken_rest(m, f, NULL, 0, 0);
         const ms_dfa *d = &m->g->dfas[b->dfa];
         return d->states ? d->dist[f->a] : MS_BOUND_NONE;
     }

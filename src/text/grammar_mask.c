@@ -17,6 +17,7 @@
 #include "text/grammar_internal.h"
 #include "text/grammar_leaf.h"
 #include "text/grammar_result.h"
+#include "text/grammar_taken.h"
 #include "text/grammar_vocabulary.h"
 #include "text/grammar_way.h"
 
@@ -376,20 +377,10 @@ static bool text_matters(const ms_matcher *m, const ms_frame *f) {
     return up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM;
 }
 
-/* Keys or items that must differ, one of which the leaf is. */
-static const ms_distinct *distinct_of(const ms_matcher *m, const ms_frame *f) {
-    const ms_frame *up = &m->frames[f->parent];
-    const ms_block *b = &m->g->blocks[up->block];
-    if (b->kind == MS_BLOCK_OBJECT) return &b->object->extras[up->c];
-    for (uint32_t i = 0; i < b->array->class_count; i++)
-        if (b->array->classes[i].leaf == f->block) return &b->array->classes[i];
-    return NULL;
-}
-
 /* Whether there are more texts than any token can take; *margin: what a new one costs at most. */
 static bool texts_abound(const ms_matcher *m, const ms_frame *f, uint32_t *margin) {
     enum { SPARE = 64 };
-    const ms_distinct *d = distinct_of(m, f);
+    const ms_distinct *d = ms_taken_class(m, f);
     if (!d || !ms_leaf_walks(m, f) || d->words < m->seen[m->frames[f->parent].seen].count + SPARE) return false;
     *margin = d->longest + TEXT_MARGIN;
     return true;
