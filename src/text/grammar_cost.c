@@ -14,7 +14,32 @@ static uint32_t block_cost(const ms_matcher *m, uint32_t block) { return m->g->b
 
 /* ------------------------------------------------------------------ texts that must differ */
 
-/* `wanted` more words of one class when `used` are taken; `each` is added for every one. */
+/* The first level with so many texts; level_count: there are fewer. */
+static uint32_t level_of(const ms_distinct *d, uint64_t texts) {
+    uint32_t lo = 0, hi = d->level_count;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (d->levels[mid].words < texts) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo;
+}
+
+bool ms_texts_known(const ms_distinct *d, uint64_t texts, uint32_t *longest) {
+    uint32_t level = level_of(d, texts);
+    if (level < d->level_count) *longest = d->levels[level].length;
+    return level < d->level_count;
+}
+
+/* Bytes, at most, of the so many shortest texts. */
+static uint64_t bytes_of(const ms_distinct *d, uint64_t texts) {
+    uint32_t level = texts ? level_of(d, texts) : 0;
+    if (!texts) return 0;
+    const ms_level *x = &d->levels[level];
+    return x->bytes - (x->words - texts) * x->length;
+}
+
+/* `wanted` more texts of one class when `used` are taken; `each` is added for every one. */
 static uint32_t distinct_cost(const ms_matcher *m, const ms_distinct *d, uint32_t used, uint32_t wanted, uint32_t each,
                               uint32_t seen) {
     if (each >= MS_BOUND_NONE) return MS_BOUND_NONE;
@@ -22,9 +47,8 @@ static uint32_t distinct_cost(const ms_matcher *m, const ms_distinct *d, uint32_
         if (wanted != 1 || !m) return MS_BOUND_NONE;
         return ms_bound_add(ms_taken_cost(m, d, seen), each);
     }
-    uint32_t cost = 0;
-    for (uint32_t i = 0; i < wanted; i++) cost = ms_bound_add(cost, ms_bound_add(d->lengths[used + i], each));
-    return cost;
+    uint64_t bytes = bytes_of(d, (uint64_t)used + wanted) - bytes_of(d, used);
+    return bytes >= MS_BOUND_NONE ? MS_BOUND_NONE : ms_bound_add((uint32_t)bytes, ms_bound_times(each, wanted));
 }
 
 /* ------------------------------------------------------------------ objects */

@@ -23,15 +23,20 @@ typedef struct ms_member {
     bool required;
 } ms_member;
 
-/* Keys or items that must differ: a leaf block and how long its shortest words are. */
+/* Texts of a length, with all shorter ones. */
+typedef struct ms_level {
+    uint32_t length; /* bytes, at most */
+    uint64_t words, bytes;
+} ms_level;
+
+/* Keys or items that must differ: a leaf block and how long its shortest texts are. */
 typedef struct ms_distinct {
     uint32_t leaf;
     uint32_t number;   /* among those of its block */
     uint32_t value;    /* extras: the member's value */
-    uint32_t *lengths; /* bytes, at most, of the i-th shortest word; `known` of them, for a lower bound */
-    uint32_t known;
-    uint32_t words;   /* at least as many are there */
-    uint32_t longest; /* bytes, at most, of these */
+    ms_level *levels;  /* its shortest texts, by length */
+    uint32_t level_count;
+    uint32_t known; /* as many of them matter for a lower bound */
 } ms_distinct;
 
 typedef struct ms_object_block {
@@ -77,6 +82,7 @@ struct ms_grammar {
     uint32_t count, cap;
     ms_dfa *dfas;
     uint32_t dfa_count, dfa_cap;
+    uint64_t count_work;  /* steps left for counting texts that must differ */
     uint32_t root, space; /* space: the block of white space between JSON tokens */
     bool control_used[256];
     ms_status status;
@@ -180,6 +186,8 @@ static inline uint32_t ms_bound_times(uint32_t a, uint32_t n) {
 void ms_cost_blocks(ms_grammar *g);
 /* What the frame alone takes to its end. */
 uint32_t ms_cost_frame(const ms_matcher *m, const ms_frame *f);
+/* Whether a class has so many texts, and how long the longest of the shortest so many are at most. */
+bool ms_texts_known(const ms_distinct *d, uint64_t texts, uint32_t *longest);
 /* Whether an object or array frame may close, and whether a member or item may follow; its a, b and seen count. */
 bool ms_may_end(const ms_matcher *m, const ms_frame *f);
 bool ms_more_fits(const ms_matcher *m, const ms_frame *f);

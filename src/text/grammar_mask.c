@@ -381,8 +381,9 @@ static bool text_matters(const ms_matcher *m, const ms_frame *f) {
 static bool texts_abound(const ms_matcher *m, const ms_frame *f, uint32_t *margin) {
     enum { SPARE = 64 };
     const ms_distinct *d = ms_taken_class(m, f);
-    if (!d || !ms_leaf_walks(m, f) || d->words < m->seen[m->frames[f->parent].seen].count + SPARE) return false;
-    *margin = d->longest + TEXT_MARGIN;
+    uint64_t texts = (uint64_t)m->seen[m->frames[f->parent].seen].count + SPARE;
+    if (!d || !ms_leaf_walks(m, f) || !ms_texts_known(d, texts, margin)) return false;
+    *margin += TEXT_MARGIN;
     return true;
 }
 
