@@ -40,6 +40,11 @@ static const example examples[] = {
     {"unique words", "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^[a-z]{1,3}$\"},\"uniqueItems\":true,"
                      "\"minItems\":100}", false},
     {"unique values", "{\"type\":\"array\",\"items\":{\"enum\":%E},\"uniqueItems\":true,\"minItems\":100}", false},
+    {"unique numbers", "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":1500},\"uniqueItems\":"
+                       "true,\"minItems\":1400}", false},
+    {"few left", "{\"type\":\"array\",\"items\":{\"enum\":%F},\"uniqueItems\":true,\"minItems\":78}", false},
+    {"new keys", "{\"type\":\"object\",\"patternProperties\":{\"^[a-z]{1,3}$\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":4},"
+                 "\"uniqueItems\":true}},\"additionalProperties\":false,\"minProperties\":200}", false},
     {"values", "{\"type\":\"array\",\"items\":{\"enum\":%E}}", false},
     {"numbers", "{\"type\":\"array\",\"items\":{\"anyOf\":[{\"type\":\"number\",\"minimum\":-12345.678,\"maximum\":98765.4321},"
                 "{\"type\":\"integer\",\"multipleOf\":9973}]}}", false},
@@ -53,7 +58,7 @@ static const example examples[] = {
     {"arguments", "{\"type\":\"object\",\"properties\":{\"text\":{\"type\":\"string\"},\"short\":{\"type\":\"string\",\"maxLength\":"
                   "500},\"any\":{}},\"required\":[\"text\",\"short\",\"any\"],\"additionalProperties\":false}", true}};
 
-enum { REPLY_TOKENS = 400, REPLIES = 12, ENUM_VALUES = 4000, BRANCHES = 100 };
+enum { REPLY_TOKENS = 400, REPLIES = 12, ENUM_VALUES = 4000, FEW_VALUES = 80, BRANCHES = 100 };
 
 typedef struct bench {
     ms_tokenizer *tokenizer;
@@ -125,7 +130,7 @@ static void report(bench *b, const char *name, const char *pass) {
     b->count = 0;
 }
 
-/* %E: many values; %B: many objects that begin alike. */
+/* %E: many values; %F: few; %B: many objects that begin alike. */
 static void write_schema(ms_text *t, const char *s) {
     for (; *s; s++) {
         if (*s != '%') {
@@ -133,7 +138,7 @@ static void write_schema(ms_text *t, const char *s) {
             continue;
         }
         s++;
-        for (unsigned i = 0; *s == 'E' && i < ENUM_VALUES; i++) {
+        for (unsigned i = 0; (*s == 'E' && i < ENUM_VALUES) || (*s == 'F' && i < FEW_VALUES); i++) {
             ms_text_printf(t, "%s\"%s value %u of %u\"", i ? "," : "[", i % 3 ? "some" : "another", i * 7919u % 100003u, i);
         }
         for (unsigned i = 0; *s == 'B' && i < BRANCHES; i++) {

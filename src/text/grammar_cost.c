@@ -315,7 +315,7 @@ uint32_t ms_cost_frame(const ms_matcher *m, const ms_frame *f) {
     switch (b->kind) {
     case MS_BLOCK_DFA: {
         const ms_frame *up = &m->frames[f->parent];
-        if (up->phase == MS_PHASE_ITEM && up->seen) return ms_taken_rest(m, f, NULL, 0, 0);
+        if (up->phase == MS_PHASE_ITEM && up->seen) return ms_taken_rest(m, f, NULL, 0);
         const ms_dfa *d = &m->g->dfas[b->dfa];
         return d->states ? d->dist[f->a] : MS_BOUND_NONE;
     }

@@ -208,6 +208,7 @@ int ms_string_step(const ms_matcher *m, ms_frame *f, uint8_t byte);
 /* What a byte makes of a code point that is not complete (a frame's c), whatever the string's language. */
 typedef enum ms_decoded { MS_DECODED_BAD, MS_DECODED_PART, MS_DECODED_SYMBOL, MS_DECODED_END } ms_decoded;
 ms_decoded ms_string_decode(ms_string_form form, uint32_t *part, uint8_t byte, uint32_t *cp);
+uint32_t ms_string_begun(uint32_t part); /* bytes of it that were read */
 /* Moves a frame by a whole code point; false: the language or the length does not allow it. */
 bool ms_string_take(const ms_matcher *m, ms_frame *f, uint32_t cp);
 extern const uint32_t ms_string_escape; /* the part behind a backslash */

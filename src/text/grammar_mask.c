@@ -440,34 +440,44 @@ static int by_number(const void *x, const void *y) {
 
 static void sort_nodes(ms_list *l) {
     uint32_t n = 0;
-    if (l->count) qsort(l->data, l->count, sizeof *l->data, by_number);
+    bool sorted = true; /* as they mostly are found */
+    for (uint32_t i = 1; i < l->count && sorted; i++) sorted = l->data[i - 1] < l->data[i];
+    if (sorted) return;
+    qsort(l->data, l->count, sizeof *l->data, by_number);
     for (uint32_t i = 0; i < l->count; i++)
         if (!n || l->data[n - 1] != l->data[i]) l->data[n++] = l->data[i];
     l->count = n;
 }
 
+typedef struct paths {
+    ms_mask_cache *c;
+    ms_matcher *m;
+} paths;
+
+#define ABOVE_ALL (UINT32_MAX - 1)
+
+/* From a node, or from above all, to the one of a byte below it. */
+static uint32_t enter_node(void *arg, uint32_t at, uint8_t byte) {
+    paths *p = arg;
+    const ms_vocabulary *v = p->c->v;
+    uint32_t node = at == ABOVE_ALL ? v->root[byte] : at + 1, end = at == ABOVE_ALL ? v->nodes : v->end[at];
+    while (node < end && v->byte[node] != byte) node = v->end[node];
+    if (node >= end) return MS_DFA_NONE;
+    ms_list_push(p->m, &p->c->paths, node);
+    return node;
+}
+
+static void end_at_node(void *arg, uint32_t at) {
+    paths *p = arg;
+    ms_list_push(p->m, &p->c->ends, at);
+}
+
 /* Nodes along the rests of taken texts that begin with what the leaf has read. */
 static void find_paths(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
-    const ms_vocabulary *v = c->v;
-    const ms_frame *up = &m->frames[m->frames[leaf].parent];
-    uint32_t read = m->log_len - up->start;
+    paths p = {c, m};
+    ms_frame f = m->frames[leaf];
     c->paths.count = c->ends.count = 0;
-    for (uint32_t s = up->seen; s; s = m->seen[s].older) {
-        const ms_seen *x = &m->seen[s];
-        const uint8_t *rest = m->log + x->start + read;
-        if (x->len <= read || memcmp(m->log + x->start, m->log + up->start, read) != 0) continue;
-        uint32_t left = x->len - read, node = v->root[*rest], end = node == UINT32_MAX ? 0 : node + 1;
-        while (left && node < end) {
-            if (v->byte[node] != *rest) {
-                node = v->end[node];
-                continue;
-            }
-            ms_list_push(m, &c->paths, node);
-            if (!--left) ms_list_push(m, &c->ends, node);
-            rest++;
-            end = v->end[node++];
-        }
-    }
+    ms_taken_visit(m, &f, ABOVE_ALL, &(ms_taken_visitor){&p, enter_node, end_at_node});
     sort_nodes(&c->paths);
     sort_nodes(&c->ends);
 }

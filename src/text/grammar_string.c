@@ -89,7 +89,7 @@ static uint32_t seen_above(const ms_matcher *m, const ms_frame *f) {
     return up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM ? up->seen : 0;
 }
 
-static uint32_t part_bytes(uint32_t part) {
+uint32_t ms_string_begun(uint32_t part) {
     switch (kind_of(part)) {
     case PART_NONE: return 0;
     case PART_ESCAPE: return 1;
@@ -135,7 +135,7 @@ uint32_t ms_string_cost(const ms_matcher *m, const ms_frame *f) {
     ms_piece pieces[7];
     unsigned n = f->c ? pieces_of(f->c, pieces) : 0;
     uint32_t best = MS_BOUND_NONE;
-    if (seen) return ms_taken_rest(m, f, f->c ? pieces : NULL, n, part_bytes(f->c));
+    if (seen) return ms_taken_rest(m, f, f->c ? pieces : NULL, n);
     if (b->dfa == MS_DFA_NONE && b->form == MS_STRING_CANONICAL && f->c && !n) return MS_BOUND_NONE;
     if (b->dfa == MS_DFA_NONE) return ms_bound_add(plain_cost(b, f), quotes);
     const ms_dfa *d = &m->g->dfas[b->dfa];

@@ -373,20 +373,64 @@ static uint32_t piece_cost(const reader *r, place p, uint32_t state, ms_piece pi
     return best;
 }
 
-uint32_t ms_taken_rest(const ms_matcher *m, const ms_frame *leaf, const ms_piece *pieces, unsigned count, uint32_t begun) {
+/* The place of a leaf that has begun, behind its last whole symbol; *begun: bytes of the next one. */
+static place place_of(const reader *r, const ms_distinct *class, const ms_frame *leaf, uint32_t *begun) {
+    const ms_matcher *m = r->m;
     const ms_frame *up = &m->frames[leaf->parent];
+    uint32_t from = up->start + r->end;
+    *begun = r->end ? ms_string_begun(leaf->c) : 0;
+    return find(r, root_of(m, class, up->seen), m->log + from, m->log_len - *begun - from);
+}
+
+/* Before the opening quote. */
+static bool is_before(const reader *r, const ms_frame *leaf) { return r->end && leaf->phase == MS_PHASE_START; }
+
+uint32_t ms_taken_rest(const ms_matcher *m, const ms_frame *leaf, const ms_piece *pieces, unsigned count) {
     const ms_distinct *class = ms_taken_class(m, leaf);
     if (!class) return MS_BOUND_NONE;
-    if (leaf->phase == MS_PHASE_START && m->g->blocks[leaf->block].kind == MS_BLOCK_STRING)
-        return ms_taken_cost(m, class, up->seen);
     reader r = reader_of(m, &m->g->blocks[leaf->block]);
-    uint32_t from = up->start + r.end;
-    place p = find(&r, root_of(m, class, up->seen), m->log + from, m->log_len - begun - from);
+    if (is_before(&r, leaf)) return ms_taken_cost(m, class, m->frames[leaf->parent].seen);
+    uint32_t begun, best = MS_BOUND_NONE;
+    place p = place_of(&r, class, leaf, &begun);
     if (!pieces) return p.node ? cost_from(&r, p.node, p.at, leaf->a) : to_end(&r, leaf->a);
-    uint32_t best = MS_BOUND_NONE;
     for (unsigned i = 0; i < count; i++) {
         uint32_t cost = piece_cost(&r, p, leaf->a, pieces[i]);
         if (cost < best) best = cost;
     }
     return best;
+}
+
+/* ------------------------------------------------------------------ going along */
+
+/* skip: bytes that were read already, the visitor is behind them. */
+static void visit(const reader *r, place p, const uint8_t *skip, uint32_t skip_len, uint32_t at,
+                  const ms_taken_visitor *v) {
+    const ms_taken *n = &r->m->taken[p.node];
+    const uint8_t *run = r->m->log + n->label;
+    for (; p.at < n->label_len && at != MS_DFA_NONE; p.at++) {
+        if (!skip_len) {
+            at = v->enter(v->arg, at, run[p.at]);
+        } else if (*skip++ == run[p.at]) {
+            skip_len--;
+        } else {
+            return;
+        }
+    }
+    if (at == MS_DFA_NONE) return;
+    uint32_t end = n->taken && !skip_len && r->end ? v->enter(v->arg, at, '"') : at;
+    if (n->taken && !skip_len && end != MS_DFA_NONE) v->end(v->arg, end);
+    for (uint32_t i = 0; i < n->branch_count; i++)
+        visit(r, (place){r->m->branches[n->branches + i].node, 0}, skip, skip_len, at, v);
+}
+
+void ms_taken_visit(const ms_matcher *m, const ms_frame *leaf, uint32_t place_at, const ms_taken_visitor *v) {
+    const ms_distinct *class = ms_taken_class(m, leaf);
+    if (!class || !m->frames[leaf->parent].seen) return;
+    reader r = reader_of(m, &m->g->blocks[leaf->block]);
+    uint32_t begun = 0;
+    place p = {root_of(m, class, m->frames[leaf->parent].seen), 0};
+    if (!p.node) return;
+    if (is_before(&r, leaf)) place_at = v->enter(v->arg, place_at, '"');
+    else p = place_of(&r, class, leaf, &begun);
+    if (p.node && place_at != MS_DFA_NONE) visit(&r, p, m->log + m->log_len - begun, begun, place_at, v);
 }

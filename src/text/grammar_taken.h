@@ -18,8 +18,16 @@ uint32_t ms_taken_add(ms_matcher *m, const ms_distinct *classes, uint32_t count,
 /* Bytes of the shortest new text of a class; MS_BOUND_NONE: none is left. */
 uint32_t ms_taken_cost(const ms_matcher *m, const ms_distinct *class, uint32_t seen);
 /* The same from inside of a text, a leaf under a frame that has taken texts.  pieces: what a symbol that has begun can
- * become, behind the `begun` last bytes of the log; NULL: none has begun. */
-uint32_t ms_taken_rest(const ms_matcher *m, const ms_frame *leaf, const ms_piece *pieces, unsigned count, uint32_t begun);
+ * become, that the log ends in; NULL: none has begun. */
+uint32_t ms_taken_rest(const ms_matcher *m, const ms_frame *leaf, const ms_piece *pieces, unsigned count);
+/* Goes along what taken texts of a leaf's class go on with, behind what the leaf has read. */
+typedef struct ms_taken_visitor {
+    void *arg;
+    /* One byte further from a place of the visitor's own; MS_DFA_NONE: no further. */
+    uint32_t (*enter)(void *arg, uint32_t place, uint8_t byte);
+    void (*end)(void *arg, uint32_t place); /* a text ends here */
+} ms_taken_visitor;
+void ms_taken_visit(const ms_matcher *m, const ms_frame *leaf, uint32_t place, const ms_taken_visitor *v);
 /* The class of a leaf under such a frame; NULL: it is none. */
 const ms_distinct *ms_taken_class(const ms_matcher *m, const ms_frame *leaf);
 
