@@ -387,18 +387,27 @@ void ms_leaf_walk(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *f, con
     (void)walk_bytes(w, m, &top, before, stops, r, UINT32_MAX);
 }
 
+/* Whether a language is cut like one of these. */
+static bool is_known(const ms_group_key *const *known, uint32_t count, const ms_group_key *key) {
+    for (uint32_t i = 0; i < count; i++)
+        if (ms_group_keys_equal(known[i], key)) return true;
+    return false;
+}
+
 bool ms_leaf_warm(ms_leaf_walker *w) {
     static const uint64_t stops[4] = {0};
     ms_matcher *m;
-    uint32_t left = WARM_BLOCKS;
+    const ms_group_key *known[WARM_BLOCKS];
+    uint32_t count = 0;
     if (ms_matcher_create(&m, w->g, NULL) != MS_OK) return false;
-    for (uint32_t i = 1; i < w->g->count && left; i++) {
+    for (uint32_t i = 1; i < w->g->count && count < WARM_BLOCKS; i++) {
         const ms_block *b = &w->g->blocks[i];
         if (b->kind != MS_BLOCK_STRING || b->form == MS_STRING_RAW || b->dfa == MS_DFA_NONE || b->cost >= MS_BOUND_NONE)
             continue;
-        left--;
         const language *l = language_of(w, b);
-        if (l->ungrouped || groups_for(w, &l->key, false)) continue;
+        if (l->ungrouped || is_known(known, count, &l->key)) continue;
+        known[count++] = &l->key;
+        if (groups_for(w, &l->key, false)) continue;
         ms_result *r = ms_result_create(w->v);
         if (r) ms_leaf_walk(w, m, &(ms_frame){.parent = MS_FRAME_FLOOR, .block = i, .phase = MS_PHASE_FIRST}, stops, r);
         ms_result_free(r);
