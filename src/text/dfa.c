@@ -425,39 +425,50 @@ static void advance(const ms_dfa *d, census *from, census *to) {
     from->count = 0;
 }
 
-static uint64_t accepted(const ms_dfa *d, const census *c, uint64_t *work) {
-    uint64_t words = 0, steps = 1;
+static uint64_t accepted(const ms_dfa *d, const census *c, uint64_t *steps) {
+    uint64_t words = 0;
+    *steps = 1;
     for (uint32_t i = 0; i < c->count; i++) {
         uint32_t q = c->states[i];
         words += d->accept[q] ? c->words[q] : 0;
-        steps += 1 + d->first[q + 1] - d->first[q];
+        *steps += 1 + d->first[q + 1] - d->first[q];
     }
-    *work = *work > steps ? *work - steps : 0;
     return words;
 }
 
-ms_status ms_dfa_lengths(const ms_dfa *d, uint32_t *lengths, uint32_t wanted, uint32_t *found, uint64_t *work,
-                         ms_error *err) {
-    *found = 0;
+static bool census_of(const ms_dfa *d, census *c) {
+    c->words = calloc(d->states, sizeof *c->words);
+    c->states = malloc(d->states * sizeof *c->states);
+    return c->words && c->states;
+}
+
+/* Level by level, until there are enough words or the steps run out. */
+static void count_levels(const ms_dfa *d, const ms_dfa_count *what, census *now, census *next, uint32_t *count,
+                         uint64_t *work) {
+    enum { MORE_STEPS = 20000 };
+    uint64_t total = 0, more = MORE_STEPS, steps;
+    for (uint32_t l = 0; now->count && *count < what->cap && total < what->enough && *work && more; l++) {
+        uint64_t words = accepted(d, now, &steps);
+        if (total >= what->needed) more = more > steps ? more - steps : 0;
+        *work = *work > steps ? *work - steps : 0;
+        total += words;
+        if (words) what->levels[(*count)++] = (ms_dfa_level){l, total};
+        advance(d, now, next);
+        census swap = *now;
+        *now = *next;
+        *next = swap;
+    }
+}
+
+ms_status ms_dfa_count_words(const ms_dfa *d, const ms_dfa_count *what, uint32_t *count, uint64_t *work, ms_error *err) {
+    *count = 0;
     if (!d->states) return MS_OK;
     census now = {0}, next = {0};
-    now.words = calloc(d->states, sizeof *now.words);
-    next.words = calloc(d->states, sizeof *next.words);
-    now.states = malloc(d->states * sizeof *now.states);
-    next.states = malloc(d->states * sizeof *next.states);
-    bool good = now.words && next.words && now.states && next.states;
+    bool good = census_of(d, &now) && census_of(d, &next);
     if (good) {
         now.words[0] = 1;
         now.states[now.count++] = 0;
-    }
-    for (uint32_t l = 0; good && now.count && *work; l++) {
-        uint64_t words = accepted(d, &now, work);
-        for (; words && *found < wanted; words--) lengths[(*found)++] = l;
-        if (*found >= wanted) break;
-        advance(d, &now, &next);
-        census swap = now;
-        now = next;
-        next = swap;
+        count_levels(d, what, &now, &next, count, work);
     }
     free(now.words);
     free(next.words);

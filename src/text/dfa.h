@@ -72,9 +72,18 @@ typedef struct ms_word {
 } ms_word;
 ms_status ms_dfa_words(ms_dfa *out, const ms_word *words, size_t count, bool utf8, uint64_t *work, ms_error *err);
 
-/* lengths[i]: symbols of the i-th shortest word, for as many as there are, at most `wanted`; fewer when the work runs out,
- * which leaves *work 0. */
-ms_status ms_dfa_lengths(const ms_dfa *d, uint32_t *lengths, uint32_t wanted, uint32_t *found, uint64_t *work,
-                         ms_error *err);
+/* The shortest words, counted by length: levels ascend, and have words.  At least `needed` words (fewer when there are no
+ * more, or the work runs out, which leaves *work 0) and then, in few steps more, as far as `enough`; levels: room for
+ * `cap`, *count of them are filled. */
+typedef struct ms_dfa_level {
+    uint32_t length; /* symbols */
+    uint64_t words;  /* as short, or shorter */
+} ms_dfa_level;
+typedef struct ms_dfa_count {
+    uint64_t needed, enough;
+    ms_dfa_level *levels;
+    uint32_t cap;
+} ms_dfa_count;
+ms_status ms_dfa_count_words(const ms_dfa *d, const ms_dfa_count *what, uint32_t *count, uint64_t *work, ms_error *err);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 
-enum { MAX_BLOCKS = 1 << 20, MAX_INDENT = 32, COUNT_WORK = 2000000 };
+enum { MAX_BLOCKS = 1 << 20, MAX_INDENT = 32, COUNT_WORK = 2000000, ENOUGH_WORDS = 1 << 20 };
 
 static bool failed(const ms_grammar *g) { return g->status != MS_OK; }
 
@@ -99,6 +99,7 @@ ms_status ms_grammar_create(ms_grammar **out, ms_error *err) {
     *out = NULL;
     ms_grammar *g = calloc(1, sizeof *g);
     if (!g) return ms_fail_memory(err, "a grammar", sizeof *g);
+    g->count_work = COUNT_WORK;
     uint32_t id;
     (void)add(g, MS_BLOCK_CHOICE, &id); /* 0: nothing fits */
     if (!failed(g)) add_space(g);
@@ -115,7 +116,7 @@ ms_status ms_grammar_create(ms_grammar **out, ms_error *err) {
 static void free_object(ms_object_block *o) {
     if (!o) return;
     for (uint32_t i = 0; o->members && i < o->member_count; i++) free(o->members[i].literal);
-    for (uint32_t i = 0; o->extras && i < o->extra_count; i++) free(o->extras[i].lengths);
+    for (uint32_t i = 0; o->extras && i < o->extra_count; i++) free(o->extras[i].levels);
     free(o->members);
     free(o->sorted);
     free(o->next_required);
@@ -127,7 +128,7 @@ static void free_object(ms_object_block *o) {
 
 static void free_array(ms_array_block *a) {
     if (!a) return;
-    for (uint32_t i = 0; a->classes && i < a->class_count; i++) free(a->classes[i].lengths);
+    for (uint32_t i = 0; a->classes && i < a->class_count; i++) free(a->classes[i].levels);
     free(a->classes);
     free(a->prefix);
     free(a->prefix_cost);
@@ -275,25 +276,33 @@ uint32_t ms_grammar_string(ms_grammar *g, const ms_string_rule *rule) {
 
 /* ------------------------------------------------------------------ distinct texts */
 
-/* Counts the shortest words of a leaf, and keeps how long they are for as many as a lower bound can ask for. */
-static void fill_lengths(ms_grammar *g, ms_distinct *d, uint32_t wanted) {
-    if (failed(g)) return;
+/* Counts the shortest texts of a leaf: as many as a lower bound can ask for, and more while that is quick. */
+static void fill_levels(ms_grammar *g, ms_distinct *d, uint32_t wanted) {
     if (wanted > MS_DISTINCT_MAX) wanted = MS_DISTINCT_MAX;
+    ms_dfa_level *found = allocate(g, MS_DISTINCT_MAX, sizeof *found);
+    if (!found) return;
     const ms_block *b = &g->blocks[d->leaf];
-    d->lengths = allocate(g, MS_DISTINCT_MAX, sizeof *d->lengths);
-    if (!d->lengths) return;
     bool quoted = b->kind == MS_BLOCK_STRING;
-    uint64_t work = COUNT_WORK;
-    if (b->dfa == MS_DFA_NONE) { /* the empty text, then single characters, far more of them than wanted */
-        d->words = MS_DISTINCT_MAX;
-        for (uint32_t i = 0; i < d->words; i++) d->lengths[i] = i ? 1 : 0;
+    uint32_t count = 2;
+    if (b->dfa == MS_DFA_NONE) { /* the empty text, then single characters */
+        found[0] = (ms_dfa_level){0, 1};
+        found[1] = (ms_dfa_level){1, ENOUGH_WORDS};
     } else {
-        g->status = ms_dfa_lengths(&g->dfas[b->dfa], d->lengths, MS_DISTINCT_MAX, &d->words, &work, &g->error);
+        ms_dfa_count what = {wanted, ENOUGH_WORDS, found, MS_DISTINCT_MAX};
+        g->status = ms_dfa_count_words(&g->dfas[b->dfa], &what, &count, &g->count_work, &g->error);
     }
-    for (uint32_t i = 0; i < d->words && quoted; i++) d->lengths[i] = ms_bound_add(ms_bound_times(d->lengths[i], 6), 2);
-    d->longest = d->words ? d->lengths[d->words - 1] : 0;
-    d->known = d->words < wanted ? d->words : wanted;
-    if (!failed(g) && !work && d->words < wanted)
+    d->levels = allocate(g, count, sizeof *d->levels);
+    for (uint32_t i = 0; d->levels && i < count; i++) {
+        const ms_level *last = i ? &d->levels[i - 1] : &(ms_level){0};
+        uint32_t length = quoted ? ms_bound_add(ms_bound_times(found[i].length, 6), 2) : found[i].length;
+        uint64_t more = found[i].words - last->words;
+        d->levels[i] = (ms_level){length, found[i].words, last->bytes + more * length};
+        d->level_count = i + 1;
+    }
+    uint64_t words = d->level_count ? d->levels[d->level_count - 1].words : 0;
+    d->known = words < wanted ? (uint32_t)words : wanted;
+    free(found);
+    if (!failed(g) && !g->count_work && d->known < wanted)
         g->status = ms_fail(&g->error, MS_ERR_USAGE, "expected texts that must differ to be counted in fewer steps");
 }
 
@@ -324,9 +333,9 @@ static void copy_extras(ms_grammar *g, ms_object_block *o, const ms_object_rule 
         ms_string_rule key = {.form = MS_STRING_CANONICAL, .dfa = x->key, .max = MS_UNLIMITED};
         uint32_t leaf = ms_grammar_string(g, &key); /* also after a failure: it takes the automaton */
         if (failed(g)) continue;
-        o->extras[i] = (ms_distinct){.leaf = leaf, .value = x->value};
+        o->extras[i] = (ms_distinct){.leaf = leaf, .number = (uint32_t)i, .value = x->value};
         o->extra_count = (uint32_t)i + 1;
-        fill_lengths(g, &o->extras[i], rule->min);
+        fill_levels(g, &o->extras[i], rule->min);
     }
 }
 
@@ -376,9 +385,9 @@ static void copy_classes(ms_grammar *g, ms_array_block *a, const ms_array_rule *
     uint32_t n = choice ? items->count : 1;
     a->classes = allocate(g, n, sizeof *a->classes);
     for (uint32_t i = 0; i < n && !failed(g); i++) {
-        a->classes[i] = (ms_distinct){.leaf = choice ? g->blocks[rule->items].items[i] : rule->items};
+        a->classes[i] = (ms_distinct){.leaf = choice ? g->blocks[rule->items].items[i] : rule->items, .number = i};
         a->class_count = i + 1;
-        fill_lengths(g, &a->classes[i], rule->min);
+        fill_levels(g, &a->classes[i], rule->min);
     }
 }
 

@@ -8,22 +8,47 @@
 #include <string.h>
 
 #include "text/grammar_internal.h"
+#include "text/grammar_taken.h"
 
 static uint32_t block_cost(const ms_matcher *m, uint32_t block) { return m->g->blocks[block].cost; }
 
 /* ------------------------------------------------------------------ texts that must differ */
 
-/* `wanted` more words of one class when `used` are taken; `each` is added for every one. */
+/* The first level with so many texts; level_count: there are fewer. */
+static uint32_t level_of(const ms_distinct *d, uint64_t texts) {
+    uint32_t lo = 0, hi = d->level_count;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (d->levels[mid].words < texts) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo;
+}
+
+bool ms_texts_known(const ms_distinct *d, uint64_t texts, uint32_t *longest) {
+    uint32_t level = level_of(d, texts);
+    if (level < d->level_count) *longest = d->levels[level].length;
+    return level < d->level_count;
+}
+
+/* Bytes, at most, of the so many shortest texts. */
+static uint64_t bytes_of(const ms_distinct *d, uint64_t texts) {
+    uint32_t level = texts ? level_of(d, texts) : 0;
+    if (!texts) return 0;
+    const ms_level *x = &d->levels[level];
+    return x->bytes - (x->words - texts) * x->length;
+}
+
+/* `wanted` more texts of one class when `used` are taken; `each` is added for every one. */
 static uint32_t distinct_cost(const ms_matcher *m, const ms_distinct *d, uint32_t used, uint32_t wanted, uint32_t each,
                               uint32_t seen) {
     if (each >= MS_BOUND_NONE) return MS_BOUND_NONE;
     if (d->known < used || d->known - used < wanted) {
         if (wanted != 1 || !m) return MS_BOUND_NONE;
-        return ms_bound_add(ms_unseen_cost(m, &m->g->blocks[d->leaf], 0, seen, 0, false), each);
+        return ms_bound_add(ms_taken_cost(m, d, seen), each);
     }
-    uint32_t cost = 0;
-    for (uint32_t i = 0; i < wanted; i++) cost = ms_bound_add(cost, ms_bound_add(d->lengths[used + i], each));
-    return cost;
+    uint64_t bytes = bytes_of(d, (uint64_t)used + wanted) - bytes_of(d, used);
+    return bytes >= MS_BOUND_NONE ? MS_BOUND_NONE : ms_bound_add((uint32_t)bytes, ms_bound_times(each, wanted));
 }
 
 /* ------------------------------------------------------------------ objects */
@@ -134,7 +159,7 @@ bool ms_extra_fits(const ms_matcher *m, const ms_frame *f, uint32_t extra) {
     const ms_object_block *o = object_of(m, f);
     const ms_distinct *x = &o->extras[extra];
     if (o->next_required[f->a] != o->member_count || block_cost(m, x->value) >= MS_BOUND_NONE) return false;
-    if (ms_unseen_cost(m, &m->g->blocks[x->leaf], 0, f->seen, 0, false) >= MS_BOUND_NONE) return false;
+    if (ms_taken_cost(m, x, f->seen) >= MS_BOUND_NONE) return false;
     return after_extra(m, f) < MS_BOUND_NONE;
 }
 
@@ -290,7 +315,7 @@ uint32_t ms_cost_frame(const ms_matcher *m, const ms_frame *f) {
     switch (b->kind) {
     case MS_BLOCK_DFA: {
         const ms_frame *up = &m->frames[f->parent];
-        if (up->phase == MS_PHASE_ITEM && up->seen) return ms_unseen_cost(m, b, f->a, up->seen, up->start, true);
+        if (up->phase == MS_PHASE_ITEM && up->seen) return ms_taken_rest(m, f, NULL, 0);
         const ms_dfa *d = &m->g->dfas[b->dfa];
         return d->states ? d->dist[f->a] : MS_BOUND_NONE;
     }

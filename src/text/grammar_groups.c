@@ -1,10 +1,12 @@
 /* grammar_groups.c: see grammar_groups.h. */
 #include "text/grammar_groups.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_GROUPS = 1 << 17, MANY_TOKENS = 2000 };
+/* KEPT: groupings that no grammar uses, a megabyte each or so. */
+enum { MAX_GROUPS = 1 << 17, MANY_TOKENS = 2000, KEPT = 32 };
 
 /* ------------------------------------------------------------------ classes */
 
@@ -87,6 +89,7 @@ typedef struct maker {
     uint32_t *table; /* group + 1 by parent and class */
     uint32_t table_mask;
     uint32_t *classes; /* by group */
+    uint8_t ascii[128]; /* classes */
     found_list tokens, parts, floors;
     bool no_memory, too_many;
 } maker;
@@ -136,7 +139,7 @@ static bool more_room(maker *k) {
 
 /* The group that a code point leads to from another; group 0 when there is no room. */
 static uint32_t child(maker *k, uint32_t parent, uint32_t cp) {
-    uint32_t class = class_of(&k->g->key, cp), h = slot_of(k, parent, class);
+    uint32_t class = cp < sizeof k->ascii ? k->ascii[cp] : class_of(&k->g->key, cp), h = slot_of(k, parent, class);
     for (; k->table[h]; h = (h + 1) & k->table_mask) {
         uint32_t i = k->table[h] - 1;
         if (k->g->groups[i].parent == parent && k->classes[i] == class) return i;
@@ -159,6 +162,9 @@ static uint32_t child(maker *k, uint32_t parent, uint32_t cp) {
 
 static bool is_stop(const ms_group_key *key, uint8_t byte) { return key->stops[byte >> 6] >> (byte & 63) & 1; }
 
+/* A character that stands for itself in every form of a string. */
+static bool is_plain(uint8_t byte) { return byte >= ' ' && byte < 0x80 && byte != '"' && byte != '\\'; }
+
 static void visit(maker *k, uint32_t *group, uint32_t *part) {
     const ms_vocabulary *v = k->v;
     const ms_group_key *key = &k->g->key;
@@ -168,7 +174,9 @@ static void visit(maker *k, uint32_t *group, uint32_t *part) {
         uint32_t depth = v->depth[n], at = group[depth - 1], rest = part[depth - 1], cp = 0;
         bool bare = key->form == MS_STRING_RAW;
         if (bare && depth > 1 && !rest && is_stop(key, v->byte[n])) note(k, &k->floors, at, 0, n);
-        ms_decoded what = ms_string_decode((ms_string_form)key->form, &rest, v->byte[n], &cp);
+        ms_decoded what = MS_DECODED_SYMBOL;
+        if (rest || !is_plain(v->byte[n])) what = ms_string_decode((ms_string_form)key->form, &rest, v->byte[n], &cp);
+        else cp = v->byte[n];
         if (what == MS_DECODED_BAD || what == MS_DECODED_END) {
             if (what == MS_DECODED_END) note(k, &k->floors, at, 0, n);
             n = v->end[n];
@@ -227,7 +235,7 @@ static bool add_masks(ms_groups *g, const ms_vocabulary *v) {
     return true;
 }
 
-void ms_groups_free(ms_groups *g) {
+static void groups_free(ms_groups *g) {
     if (!g) return;
     for (uint32_t i = 0; g->groups && i < g->count; i++) free(g->groups[i].mask);
     free(g->groups);
@@ -237,13 +245,42 @@ void ms_groups_free(ms_groups *g) {
     free(g);
 }
 
-ms_groups *ms_groups_make(const ms_vocabulary *v, const ms_group_key *key, bool *too_many) {
+static void release(maker *k) {
+    free(k->table);
+    free(k->classes);
+    free(k->tokens.items);
+    free(k->parts.items);
+    free(k->floors.items);
+}
+
+static bool make_arrays(maker *k) {
+    ms_groups *g = k->g;
+    g->groups[g->count] = (ms_group){0};
+    g->tokens = malloc((k->tokens.count + 1) * sizeof *g->tokens);
+    g->parts = malloc((k->parts.count + 1) * sizeof *g->parts);
+    g->floors = malloc((k->floors.count + 1) * sizeof *g->floors);
+    if (k->no_memory || !g->tokens || !g->parts || !g->floors) return false;
+    fill(k);
+    return add_masks(g, k->v);
+}
+
+/* What is left of one that has too many groups: that it has. */
+static void forget(maker *k) {
+    free(k->g->groups);
+    k->g->groups = NULL;
+    k->g->count = 0;
+    k->g->too_many = true;
+}
+
+/* NULL: no memory. */
+static ms_groups *make(const ms_vocabulary *v, const ms_group_key *key) {
     maker k = {.v = v, .g = calloc(1, sizeof *k.g)};
     uint32_t *group = malloc(((size_t)v->deepest + 1) * sizeof *group);
     uint32_t *part = malloc(((size_t)v->deepest + 1) * sizeof *part);
     bool good = k.g && group && part;
     if (good) {
         k.g->key = *key;
+        for (uint32_t i = 0; i < sizeof k.ascii; i++) k.ascii[i] = (uint8_t)class_of(key, i);
         good = more_room(&k);
     }
     if (good) {
@@ -251,25 +288,101 @@ ms_groups *ms_groups_make(const ms_vocabulary *v, const ms_group_key *key, bool 
         k.classes[0] = 0;
         k.g->count = 1;
         visit(&k, group, part);
-        k.g->groups[k.g->count] = (ms_group){0};
-        k.g->tokens = malloc((k.tokens.count + 1) * sizeof *k.g->tokens);
-        k.g->parts = malloc((k.parts.count + 1) * sizeof *k.g->parts);
-        k.g->floors = malloc((k.floors.count + 1) * sizeof *k.g->floors);
-        good = !k.no_memory && !k.too_many && k.g->tokens && k.g->parts && k.g->floors;
+        if (k.too_many) forget(&k);
+        else good = make_arrays(&k);
     }
-    if (good) {
-        fill(&k);
-        good = add_masks(k.g, v);
-    }
-    *too_many = k.too_many;
     free(group);
     free(part);
-    free(k.table);
-    free(k.classes);
-    free(k.tokens.items);
-    free(k.parts.items);
-    free(k.floors.items);
+    release(&k);
     if (good) return k.g;
-    ms_groups_free(k.g);
+    groups_free(k.g);
     return NULL;
+}
+
+/* ------------------------------------------------------------------ the store */
+
+struct ms_group_store {
+    pthread_mutex_t lock;
+    ms_groups *list;
+};
+
+ms_group_store *ms_group_store_create(void) {
+    ms_group_store *s = calloc(1, sizeof *s);
+    if (s) (void)pthread_mutex_init(&s->lock, NULL);
+    return s;
+}
+
+void ms_group_store_destroy(ms_group_store *s) {
+    if (!s) return;
+    while (s->list) {
+        ms_groups *g = s->list;
+        s->list = g->next;
+        groups_free(g);
+    }
+    (void)pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+bool ms_group_keys_equal(const ms_group_key *a, const ms_group_key *b) {
+    return a->form == b->form && a->part == b->part && a->cut_count == b->cut_count &&
+           memcmp(a->cuts, b->cuts, a->cut_count * sizeof a->cuts[0]) == 0 &&
+           memcmp(a->classes, b->classes, a->cut_count + 1) == 0 && memcmp(a->stops, b->stops, sizeof a->stops) == 0;
+}
+
+/* The known one of a key, now the latest; NULL: none. */
+static ms_groups *borrow(ms_group_store *s, const ms_group_key *key) {
+    for (ms_groups **at = &s->list; *at; at = &(*at)->next) {
+        ms_groups *g = *at;
+        if (!ms_group_keys_equal(&g->key, key)) continue;
+        *at = g->next;
+        g->next = s->list;
+        s->list = g;
+        g->borrowed++;
+        return g;
+    }
+    return NULL;
+}
+
+/* Of those that nobody uses the latest stay. */
+static void drop_oldest(ms_group_store *s) {
+    uint32_t spare = 0;
+    for (ms_groups **at = &s->list; *at;) {
+        ms_groups *g = *at;
+        if (g->borrowed || ++spare <= KEPT) {
+            at = &g->next;
+            continue;
+        }
+        *at = g->next;
+        groups_free(g);
+    }
+}
+
+const ms_groups *ms_groups_borrow(const ms_vocabulary *v, const ms_group_key *key, bool make_it) {
+    ms_group_store *s = v->groups;
+    (void)pthread_mutex_lock(&s->lock);
+    ms_groups *g = borrow(s, key);
+    (void)pthread_mutex_unlock(&s->lock);
+    if (g || !make_it) return g;
+    ms_groups *made = make(v, key); /* others may go on meanwhile, or make the same */
+    if (!made) return NULL;
+    (void)pthread_mutex_lock(&s->lock);
+    g = borrow(s, key);
+    if (!g) {
+        made->next = s->list;
+        made->borrowed = 1;
+        s->list = made;
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    if (!g) return made;
+    groups_free(made);
+    return g;
+}
+
+void ms_groups_return(const ms_vocabulary *v, const ms_groups *g) {
+    ms_group_store *s = v->groups;
+    (void)pthread_mutex_lock(&s->lock);
+    for (ms_groups *x = s->list; x; x = x->next)
+        if (x == g) x->borrowed--;
+    drop_oldest(s);
+    (void)pthread_mutex_unlock(&s->lock);
 }

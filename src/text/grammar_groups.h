@@ -4,7 +4,11 @@
  * of classes are one group, so a walk from any state of the string steps from group to group, by whole code points, and
  * takes their tokens as they are.  For a string of any text a group is a number of code points.
  *
- * Owns: its arrays.  Threads: immutable once made.
+ * A grouping depends on the vocabulary and the classes alone, so grammars share it: a store makes it when it is first asked
+ * for and keeps those that were used last.
+ *
+ * Owns: a store its groupings; a borrowed one stays until it is given back.
+ * Threads: any; groupings are immutable.
  * Invariant: a group's parent (one code point less) has a smaller number; group 0 has read nothing.
  */
 #ifndef MS_TEXT_GRAMMAR_GROUPS_H
@@ -40,13 +44,21 @@ typedef struct ms_groups {
     uint32_t *tokens;     /* that end behind the group */
     ms_group_part *parts; /* that end inside the next code point; by part */
     uint32_t *floors;     /* nodes behind (bare strings: at) which the string may have ended */
-    struct ms_groups *next;
+    bool too_many;        /* groups: there are none */
+    /* of the store */
+    struct ms_groups *next; /* from the latest to the oldest */
+    uint32_t borrowed;
 } ms_groups;
 
 /* The classes of a block's language.  false: they are too many. */
 bool ms_group_key_of(const ms_grammar *g, const ms_block *b, ms_group_key *key);
-/* NULL: no memory, or *too_many groups. */
-ms_groups *ms_groups_make(const ms_vocabulary *v, const ms_group_key *key, bool *too_many);
-void ms_groups_free(ms_groups *g); /* NULL is fine */
+bool ms_group_keys_equal(const ms_group_key *a, const ms_group_key *b);
+
+typedef struct ms_group_store ms_group_store;
+ms_group_store *ms_group_store_create(void);   /* NULL: no memory */
+void ms_group_store_destroy(ms_group_store *s); /* NULL is fine; nothing is borrowed */
+/* The grouping of a key, to be given back.  NULL: no memory, or it was not made and is not to be. */
+const ms_groups *ms_groups_borrow(const ms_vocabulary *v, const ms_group_key *key, bool make);
+void ms_groups_return(const ms_vocabulary *v, const ms_groups *g);
 
 #endif

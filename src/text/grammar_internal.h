@@ -1,7 +1,7 @@
 /* grammar_internal.h: blocks, stacks and costs, shared by the files of the grammar.
  *
- * grammar.c builds blocks; grammar_cost.c knows what completions cost; grammar_string.c reads strings; grammar_match.c
- * walks; grammar_mask.c runs walks over a vocabulary.
+ * grammar.c builds blocks; grammar_cost.c knows what completions cost; grammar_string.c reads strings; grammar_taken.c
+ * keeps texts that must not come again; grammar_match.c walks; grammar_mask.c runs walks over a vocabulary.
  *
  * A stack is a linked list of frames; frames are immutable and shared (equal frames are one), so a stack is the number of
  * its top frame.  The top of a live stack is a leaf: it waits for a symbol.
@@ -23,14 +23,20 @@ typedef struct ms_member {
     bool required;
 } ms_member;
 
-/* Keys or items that must differ: a leaf block and how long its shortest words are. */
+/* Texts of a length, with all shorter ones. */
+typedef struct ms_level {
+    uint32_t length; /* bytes, at most */
+    uint64_t words, bytes;
+} ms_level;
+
+/* Keys or items that must differ: a leaf block and how long its shortest texts are. */
 typedef struct ms_distinct {
     uint32_t leaf;
+    uint32_t number;   /* among those of its block */
     uint32_t value;    /* extras: the member's value */
-    uint32_t *lengths; /* bytes, at most, of the i-th shortest word; `known` of them, for a lower bound */
-    uint32_t known;
-    uint32_t words;   /* at least as many are there */
-    uint32_t longest; /* bytes, at most, of these */
+    ms_level *levels;  /* its shortest texts, by length */
+    uint32_t level_count;
+    uint32_t known; /* as many of them matter for a lower bound */
 } ms_distinct;
 
 typedef struct ms_object_block {
@@ -76,6 +82,7 @@ struct ms_grammar {
     uint32_t count, cap;
     ms_dfa *dfas;
     uint32_t dfa_count, dfa_cap;
+    uint64_t count_work;  /* steps left for counting texts that must differ */
     uint32_t root, space; /* space: the block of white space between JSON tokens */
     bool control_used[256];
     ms_status status;
@@ -112,8 +119,23 @@ enum { MS_FRAME_KEY_BYTES = 9 * sizeof(uint32_t), MS_FRAME_ROOT = 0, MS_FRAME_FL
 /* A text of the log that must not come again. */
 typedef struct ms_seen {
     uint32_t older, start, len, count; /* count: how many with the older ones */
+    uint32_t roots;                    /* their trees, by class (grammar_taken.h) */
     uint64_t hash; /* of all of them */
 } ms_seen;
+
+/* A node of a tree of taken texts. */
+typedef struct ms_taken {
+    uint32_t label, label_len; /* its run of bytes, in the log */
+    uint32_t state;            /* of the class's automaton behind it */
+    uint32_t branches, branch_count;
+    uint32_t cost; /* from behind it to the end of a new text */
+    bool taken;    /* a text ends here */
+} ms_taken;
+
+/* What a node goes on with; those of a node ascend. */
+typedef struct ms_branch {
+    uint32_t symbol, node;
+} ms_branch;
 
 typedef struct ms_list {
     uint32_t *data;
@@ -137,9 +159,13 @@ struct ms_matcher {
     uint32_t bucket_mask;
     ms_seen *seen; /* 0 is none */
     uint32_t seen_count, seen_cap;
+    ms_taken *taken; /* 0: the root of a tree without texts */
+    ms_branch *branches;
+    uint32_t *roots;
+    uint32_t taken_count, taken_cap, branch_count, branch_cap, root_count, root_cap;
     uint8_t *log; /* bytes read so far */
     uint32_t log_len, log_cap;
-    ms_list stacks, work, next;
+    ms_list stacks, work, next, path;
     uint32_t epoch;
     uint32_t live; /* frames after the last clean-up */
     ms_way way;
@@ -160,6 +186,8 @@ static inline uint32_t ms_bound_times(uint32_t a, uint32_t n) {
 void ms_cost_blocks(ms_grammar *g);
 /* What the frame alone takes to its end. */
 uint32_t ms_cost_frame(const ms_matcher *m, const ms_frame *f);
+/* Whether a class has so many texts, and how long the longest of the shortest so many are at most. */
+bool ms_texts_known(const ms_distinct *d, uint64_t texts, uint32_t *longest);
 /* Whether an object or array frame may close, and whether a member or item may follow; its a, b and seen count. */
 bool ms_may_end(const ms_matcher *m, const ms_frame *f);
 bool ms_more_fits(const ms_matcher *m, const ms_frame *f);
@@ -180,14 +208,16 @@ int ms_string_step(const ms_matcher *m, ms_frame *f, uint8_t byte);
 /* What a byte makes of a code point that is not complete (a frame's c), whatever the string's language. */
 typedef enum ms_decoded { MS_DECODED_BAD, MS_DECODED_PART, MS_DECODED_SYMBOL, MS_DECODED_END } ms_decoded;
 ms_decoded ms_string_decode(ms_string_form form, uint32_t *part, uint8_t byte, uint32_t *cp);
+uint32_t ms_string_begun(uint32_t part); /* bytes of it that were read */
 /* Moves a frame by a whole code point; false: the language or the length does not allow it. */
 bool ms_string_take(const ms_matcher *m, ms_frame *f, uint32_t cp);
 extern const uint32_t ms_string_escape; /* the part behind a backslash */
 bool ms_string_may_end(const ms_matcher *m, const ms_frame *f); /* as it stands */
 uint32_t ms_string_cost(const ms_matcher *m, const ms_frame *f);
-/* Bytes to a word that was not seen, from an automaton's state; the leaf's parent knows what was seen. */
-uint32_t ms_unseen_cost(const ms_matcher *m, const ms_block *leaf, uint32_t state, uint32_t seen, uint32_t start,
-                        bool begun);
+/* Code points that a part can become, and bytes to come of them. */
+typedef struct ms_piece {
+    uint32_t lo, hi, rest;
+} ms_piece;
 /* Fewest bytes of a code point of lo..hi inside a string of this form. */
 uint32_t ms_char_cost(ms_string_form form, uint32_t lo, uint32_t hi);
 
@@ -204,11 +234,13 @@ void ms_match_epoch(ms_matcher *m); /* before the steps whose results are one se
 bool ms_match_log(ms_matcher *m, uint8_t byte);
 /* Forgets frames and texts made since. */
 typedef struct ms_match_mark {
-    uint32_t frames, seen, log;
+    uint32_t frames, seen, taken, branches, roots, log;
 } ms_match_mark;
 ms_match_mark ms_match_marked(const ms_matcher *m);
 void ms_match_back(ms_matcher *m, ms_match_mark mark);
 void ms_match_clean(ms_matcher *m); /* forgets unreachable frames when they are many; renames the others */
 void ms_list_push(ms_matcher *m, ms_list *l, uint32_t v);
+/* Room for `need` items; false: no memory, the matcher has failed. */
+bool ms_match_grow(ms_matcher *m, void **data, uint32_t *cap, uint32_t need, size_t item);
 
 #endif

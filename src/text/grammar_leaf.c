@@ -6,7 +6,7 @@
 
 #include "text/grammar_groups.h"
 
-enum { FEW_NODES = 2000, WARM_BLOCKS = 64, MAX_GROUPINGS = 24, MAX_WAYS_OUT = 4 };
+enum { FEW_NODES = 2000, SOME_NODES = 20000, WARM_BLOCKS = 64, MAX_GROUPINGS = 24, MAX_WAYS_OUT = 4 };
 
 /* What is known of an automaton over code points. */
 typedef struct language {
@@ -22,7 +22,7 @@ struct ms_leaf_walker {
     const ms_grammar *g;
     const ms_vocabulary *v;
     language *languages; /* by automaton */
-    ms_groups *groups;
+    const ms_groups *groups[MAX_GROUPINGS]; /* borrowed */
     uint32_t group_count;
     ms_frame *frames; /* by depth */
     struct place {
@@ -46,11 +46,7 @@ ms_leaf_walker *ms_leaf_walker_create(const ms_grammar *g, const ms_vocabulary *
 
 void ms_leaf_walker_destroy(ms_leaf_walker *w) {
     if (!w) return;
-    while (w->groups) {
-        ms_groups *g = w->groups;
-        w->groups = g->next;
-        ms_groups_free(g);
-    }
+    while (w->group_count) ms_groups_return(w->v, w->groups[--w->group_count]);
     free(w->languages);
     free(w->frames);
     free(w->places);
@@ -170,17 +166,12 @@ static void walk_text(const ms_vocabulary *v, ms_result *r) {
 /* ------------------------------------------------------------------ group by group */
 
 /* NULL: there are none, and none can be made. */
-static const ms_groups *groups_for(ms_leaf_walker *w, const ms_group_key *key, bool make, bool *too_many) {
-    for (const ms_groups *g = w->v->any_text; g; g = g->next)
-        if (memcmp(&g->key, key, sizeof *key) == 0) return g;
-    for (const ms_groups *g = w->groups; g; g = g->next)
-        if (memcmp(&g->key, key, sizeof *key) == 0) return g;
-    if (!make || w->group_count == MAX_GROUPINGS) return NULL;
-    ms_groups *g = ms_groups_make(w->v, key, too_many);
-    if (!g) return NULL;
-    g->next = w->groups;
-    w->groups = g;
-    w->group_count++;
+static const ms_groups *groups_for(ms_leaf_walker *w, const ms_group_key *key, bool make) {
+    for (uint32_t i = 0; i < w->group_count; i++)
+        if (ms_group_keys_equal(&w->groups[i]->key, key)) return w->groups[i];
+    if (w->group_count == MAX_GROUPINGS) return NULL;
+    const ms_groups *g = ms_groups_borrow(w->v, key, make);
+    if (g) w->groups[w->group_count++] = g;
     return g;
 }
 
@@ -247,8 +238,11 @@ typedef struct exceptions {
     const ms_matcher *m;
     ms_result *r;
     uint32_t before, home;
+    uint32_t left;   /* nodes to look at yet: where they are many, groups of the language itself are quicker */
     ms_result wrong; /* floors: pairs of nodes; floors from the first up to the second are none */
 } exceptions;
+
+static bool spend(exceptions *x) { return x->left && --x->left; }
 
 static void no_floors(exceptions *x, uint32_t first, uint32_t end) {
     if (first >= end) return;
@@ -261,7 +255,7 @@ static void look_from(exceptions *x, uint32_t first, uint32_t end) {
     const ms_vocabulary *v = x->w->v;
     ms_frame *frames = x->w->frames;
     const ms_block *b = &x->m->g->blocks[frames[v->depth[first] - 1].block];
-    for (uint32_t n = first; n < end && !x->r->failed && !x->wrong.failed;) {
+    for (uint32_t n = first; n < end && !x->r->failed && !x->wrong.failed && spend(x);) {
         uint32_t depth = v->depth[n], cost = MS_BOUND_NONE, cp, part = frames[depth - 1].c;
         ms_frame f = frames[depth - 1];
         ms_decoded what_any = ms_string_decode(b->form, &part, v->byte[n], &cp);
@@ -291,7 +285,7 @@ static void look_outside(exceptions *x, const ms_frame *top, uint8_t way_out) {
     const ms_vocabulary *v = x->w->v;
     const ms_block *b = &x->m->g->blocks[top->block];
     for (const uint8_t *at = v->byte, *end = v->byte + v->nodes;
-         at < end && (at = memchr(at, way_out, (size_t)(end - at))); at++) {
+         at < end && spend(x) && (at = memchr(at, way_out, (size_t)(end - at))); at++) {
         uint32_t n = (uint32_t)(at - v->byte), depth = v->depth[n], k = 0;
         ms_frame f = *top;
         const uint8_t *path = ms_vocabulary_path(v, n);
@@ -328,26 +322,26 @@ static bool walk_nearly_any(ms_leaf_walker *w, const ms_matcher *m, const ms_fra
     const ms_block *b = &m->g->blocks[top->block];
     if (b->dfa == MS_DFA_NONE) return false;
     const language *l = language_of(w, b);
-    bool too_many;
     if (l->home == MS_DFA_NONE) return false;
     if ((top->a != l->home || top->c) && walk_bytes(w, m, top, before, stops, r, FEW_NODES)) return true;
     reset(r);
     ms_group_key key = {.form = (uint32_t)b->form, .part = top->c};
     if (b->form == MS_STRING_RAW) memcpy(key.stops, stops, sizeof key.stops);
-    const ms_groups *g = groups_for(w, &key, true, &too_many);
+    const ms_groups *g = groups_for(w, &key, true);
     if (!g) return false;
     /* The groups see a string of any text that has the same bounds: a state that every code point of a class keeps. */
     ms_frame any = *top;
     any.a = l->home;
     walk_groups(w, m, &any, before, g, r);
-    exceptions x = {w, m, r, before, l->home, {.at = false}};
+    exceptions x = {w, m, r, before, l->home, l->ungrouped ? UINT32_MAX : SOME_NODES, {.at = false}};
     w->frames[0] = *top;
     if (top->a != l->home || top->c) look_from(&x, 0, w->v->nodes);
     for (uint32_t i = 0; i < l->way_out_count; i++) look_outside(&x, top, l->ways_out[i]);
     drop_floors(&x);
     r->failed = r->failed || x.wrong.failed;
     free(x.wrong.floors);
-    return true;
+    if (!x.left) reset(r);
+    return x.left > 0;
 }
 
 static bool walk_by_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *top, uint32_t before,
@@ -362,16 +356,18 @@ static bool walk_by_groups(ms_leaf_walker *w, const ms_matcher *m, const ms_fram
         (void)ms_group_key_of(m->g, b, &key);
     key.part = top->c;
     if (b->form == MS_STRING_RAW) memcpy(key.stops, stops, sizeof key.stops);
-    bool too_many = false;
-    const ms_groups *g = groups_for(w, &key, false, &too_many);
+    const ms_groups *g = groups_for(w, &key, false);
     if (!g) {
         if (l && walk_bytes(w, m, top, before, stops, r, FEW_NODES)) return true;
         reset(r);
-        g = groups_for(w, &key, true, &too_many);
-        if (l && too_many) l->ungrouped = true;
+        g = groups_for(w, &key, true);
     }
-    if (g) walk_groups(w, m, top, before, g, r);
-    return g != NULL;
+    if (!g || g->too_many) {
+        if (g && l) l->ungrouped = true;
+        return false;
+    }
+    walk_groups(w, m, top, before, g, r);
+    return true;
 }
 
 void ms_leaf_walk(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *f, const uint64_t stops[4], ms_result *r) {
@@ -391,19 +387,27 @@ void ms_leaf_walk(ms_leaf_walker *w, const ms_matcher *m, const ms_frame *f, con
     (void)walk_bytes(w, m, &top, before, stops, r, UINT32_MAX);
 }
 
+/* Whether a language is cut like one of these. */
+static bool is_known(const ms_group_key *const *known, uint32_t count, const ms_group_key *key) {
+    for (uint32_t i = 0; i < count; i++)
+        if (ms_group_keys_equal(known[i], key)) return true;
+    return false;
+}
+
 bool ms_leaf_warm(ms_leaf_walker *w) {
     static const uint64_t stops[4] = {0};
     ms_matcher *m;
-    bool too_many;
-    uint32_t left = WARM_BLOCKS;
+    const ms_group_key *known[WARM_BLOCKS];
+    uint32_t count = 0;
     if (ms_matcher_create(&m, w->g, NULL) != MS_OK) return false;
-    for (uint32_t i = 1; i < w->g->count && left; i++) {
+    for (uint32_t i = 1; i < w->g->count && count < WARM_BLOCKS; i++) {
         const ms_block *b = &w->g->blocks[i];
         if (b->kind != MS_BLOCK_STRING || b->form == MS_STRING_RAW || b->dfa == MS_DFA_NONE || b->cost >= MS_BOUND_NONE)
             continue;
-        left--;
         const language *l = language_of(w, b);
-        if (l->ungrouped || groups_for(w, &l->key, false, &too_many)) continue;
+        if (l->ungrouped || is_known(known, count, &l->key)) continue;
+        known[count++] = &l->key;
+        if (groups_for(w, &l->key, false)) continue;
         ms_result *r = ms_result_create(w->v);
         if (r) ms_leaf_walk(w, m, &(ms_frame){.parent = MS_FRAME_FLOOR, .block = i, .phase = MS_PHASE_FIRST}, stops, r);
         ms_result_free(r);

@@ -3,7 +3,7 @@
  * Automata and strings are stepped as they are, without frames of the matcher; strings that many tokens fit by groups
  * of tokens (grammar_groups.h).  Which of the two is only a matter of time: both find the same.
  *
- * Owns: a walker the groups.  Threads: one at a time.
+ * Owns: a walker borrows the groups.  Threads: one at a time.
  */
 #ifndef MS_TEXT_GRAMMAR_LEAF_H
 #define MS_TEXT_GRAMMAR_LEAF_H

@@ -17,11 +17,14 @@
 #include "text/grammar_internal.h"
 #include "text/grammar_leaf.h"
 #include "text/grammar_result.h"
+#include "text/grammar_taken.h"
 #include "text/grammar_vocabulary.h"
 #include "text/grammar_way.h"
 
 /* TEXT_MARGIN: bytes that the bound of a text among others may be off by, as it follows one of the cheapest symbols. */
-enum { CACHE_WORDS = 12 << 20, TABLE = 1 << 12, KEY = 9, TEXT_MARGIN = 8 };
+enum { CACHE_WORDS = 12 << 20, GENERATIONS = 3, TABLE = 1 << 12, KEY = 9, TEXT_MARGIN = 8 };
+/* SWEEP: lists of the oldest generation that one mask frees, so that none waits for all of them. */
+enum { SWEEP = 32 };
 
 /* ------------------------------------------------------------------ what is kept */
 
@@ -35,8 +38,9 @@ struct ms_mask_cache {
     const ms_grammar *g;
     const ms_vocabulary *v;
     ms_leaf_walker *leaves;
-    kept *table[TABLE];
-    size_t words, used_words; /* of a mask; of all kept */
+    kept **table[GENERATIONS]; /* the latest; the one before, from which what is used comes back; one to be freed */
+    uint32_t swept;            /* lists of the last that are free */
+    size_t words, used_words;  /* of a mask; of the latest generation */
     uint64_t *scratch;
     uint32_t *from, *count; /* by depth: where the stacks of a walk begin in `sets`, and how many */
     uint32_t *suffix;       /* by depth: the suffix that is walked */
@@ -46,16 +50,27 @@ struct ms_mask_cache {
     bool failed;
 };
 
-static void forget_all(ms_mask_cache *c) {
-    for (size_t i = 0; i < TABLE; i++) {
-        while (c->table[i]) {
-            kept *k = c->table[i];
-            c->table[i] = k->next;
-            ms_result_free(k->result);
-            free(k);
-        }
+static void forget_list(kept **list) {
+    while (*list) {
+        kept *k = *list;
+        *list = k->next;
+        ms_result_free(k->result);
+        free(k);
     }
+}
+
+static void sweep(ms_mask_cache *c, uint32_t lists) {
+    for (; lists && c->swept < TABLE; lists--) forget_list(&c->table[2][c->swept++]);
+}
+
+static void next_generation(ms_mask_cache *c) {
+    sweep(c, TABLE);
+    kept **empty = c->table[2];
+    c->table[2] = c->table[1];
+    c->table[1] = c->table[0];
+    c->table[0] = empty;
     c->used_words = 0;
+    c->swept = 0;
 }
 
 ms_status ms_mask_cache_create(ms_mask_cache **out, const ms_grammar *g, const ms_vocabulary *v, ms_error *err) {
@@ -66,11 +81,13 @@ ms_status ms_mask_cache_create(ms_mask_cache **out, const ms_grammar *g, const m
     c->v = v;
     c->words = ms_vocabulary_mask_words(v);
     c->leaves = ms_leaf_walker_create(g, v);
+    bool tables = true;
+    for (int i = 0; i < GENERATIONS; i++) tables = (c->table[i] = calloc(TABLE, sizeof *c->table[i])) && tables;
     c->scratch = malloc(c->words * sizeof *c->scratch);
     c->from = malloc(((size_t)v->deepest + 1) * sizeof *c->from);
     c->count = malloc(((size_t)v->deepest + 1) * sizeof *c->count);
     c->suffix = malloc(((size_t)v->deepest + 1) * sizeof *c->suffix);
-    if (!c->leaves || !ms_leaf_warm(c->leaves) || !c->scratch || !c->from || !c->count || !c->suffix) {
+    if (!tables || !c->leaves || !ms_leaf_warm(c->leaves) || !c->scratch || !c->from || !c->count || !c->suffix) {
         ms_status status = ms_fail_memory(err, "a mask cache", c->words * sizeof *c->scratch);
         ms_mask_cache_destroy(c);
         return status;
@@ -81,7 +98,10 @@ ms_status ms_mask_cache_create(ms_mask_cache **out, const ms_grammar *g, const m
 
 void ms_mask_cache_destroy(ms_mask_cache *c) {
     if (!c) return;
-    forget_all(c);
+    for (int i = 0; i < GENERATIONS; i++) {
+        for (uint32_t k = 0; c->table[i] && k < TABLE; k++) forget_list(&c->table[i][k]);
+        free(c->table[i]);
+    }
     ms_leaf_walker_destroy(c->leaves);
     free(c->scratch);
     free(c->from);
@@ -100,23 +120,37 @@ static ms_result *new_result(ms_mask_cache *c) {
     return r;
 }
 
-static kept **bucket(ms_mask_cache *c, const uint64_t key[KEY]) {
-    return &c->table[ms_fnv1a64(MS_FNV1A64_INIT, key, KEY * sizeof *key) >> 20 & (TABLE - 1)];
+static uint32_t bucket(const uint64_t key[KEY]) {
+    return (uint32_t)(ms_fnv1a64(MS_FNV1A64_INIT, key, KEY * sizeof *key) >> 20) & (TABLE - 1);
+}
+
+static void put(ms_mask_cache *c, kept *k) {
+    kept **list = &c->table[0][bucket(k->key)];
+    k->next = *list;
+    *list = k;
+    c->used_words += ms_result_words(k->result, c->v) + sizeof *k / sizeof(uint64_t);
 }
 
 static ms_result *find(ms_mask_cache *c, const uint64_t key[KEY]) {
-    for (kept *k = *bucket(c, key); k; k = k->next)
+    uint32_t at = bucket(key);
+    for (kept *k = c->table[0][at]; k; k = k->next)
         if (memcmp(k->key, key, sizeof k->key) == 0) return k->result;
+    for (kept **from = &c->table[1][at]; *from; from = &(*from)->next) {
+        kept *k = *from;
+        if (memcmp(k->key, key, sizeof k->key) != 0) continue;
+        *from = k->next;
+        put(c, k);
+        return k->result;
+    }
     return NULL;
 }
 
 static bool keep(ms_mask_cache *c, ms_result *r, const uint64_t key[KEY]) {
-    kept *k = malloc(sizeof *k), **b = bucket(c, key);
+    kept *k = malloc(sizeof *k);
     if (!k) return false;
-    *k = (kept){.next = *b, .result = r};
+    *k = (kept){.result = r};
     memcpy(k->key, key, sizeof k->key);
-    *b = k;
-    c->used_words += ms_result_words(r, c->v) + sizeof *k / sizeof(uint64_t);
+    put(c, k);
     return true;
 }
 
@@ -376,22 +410,13 @@ static bool text_matters(const ms_matcher *m, const ms_frame *f) {
     return up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM;
 }
 
-/* Keys or items that must differ, one of which the leaf is. */
-static const ms_distinct *distinct_of(const ms_matcher *m, const ms_frame *f) {
-    const ms_frame *up = &m->frames[f->parent];
-    const ms_block *b = &m->g->blocks[up->block];
-    if (b->kind == MS_BLOCK_OBJECT) return &b->object->extras[up->c];
-    for (uint32_t i = 0; i < b->array->class_count; i++)
-        if (b->array->classes[i].leaf == f->block) return &b->array->classes[i];
-    return NULL;
-}
-
 /* Whether there are more texts than any token can take; *margin: what a new one costs at most. */
 static bool texts_abound(const ms_matcher *m, const ms_frame *f, uint32_t *margin) {
     enum { SPARE = 64 };
-    const ms_distinct *d = distinct_of(m, f);
-    if (!d || !ms_leaf_walks(m, f) || d->words < m->seen[m->frames[f->parent].seen].count + SPARE) return false;
-    *margin = d->longest + TEXT_MARGIN;
+    const ms_distinct *d = ms_taken_class(m, f);
+    uint64_t texts = (uint64_t)m->seen[m->frames[f->parent].seen].count + SPARE;
+    if (!d || !ms_leaf_walks(m, f) || !ms_texts_known(d, texts, margin)) return false;
+    *margin += TEXT_MARGIN;
     return true;
 }
 
@@ -448,34 +473,44 @@ static int by_number(const void *x, const void *y) {
 
 static void sort_nodes(ms_list *l) {
     uint32_t n = 0;
-    if (l->count) qsort(l->data, l->count, sizeof *l->data, by_number);
+    bool sorted = true; /* as they mostly are found */
+    for (uint32_t i = 1; i < l->count && sorted; i++) sorted = l->data[i - 1] < l->data[i];
+    if (sorted) return;
+    qsort(l->data, l->count, sizeof *l->data, by_number);
     for (uint32_t i = 0; i < l->count; i++)
         if (!n || l->data[n - 1] != l->data[i]) l->data[n++] = l->data[i];
     l->count = n;
 }
 
+typedef struct paths {
+    ms_mask_cache *c;
+    ms_matcher *m;
+} paths;
+
+#define ABOVE_ALL (UINT32_MAX - 1)
+
+/* From a node, or from above all, to the one of a byte below it. */
+static uint32_t enter_node(void *arg, uint32_t at, uint8_t byte) {
+    paths *p = arg;
+    const ms_vocabulary *v = p->c->v;
+    uint32_t node = at == ABOVE_ALL ? v->root[byte] : at + 1, end = at == ABOVE_ALL ? v->nodes : v->end[at];
+    while (node < end && v->byte[node] != byte) node = v->end[node];
+    if (node >= end) return MS_DFA_NONE;
+    ms_list_push(p->m, &p->c->paths, node);
+    return node;
+}
+
+static void end_at_node(void *arg, uint32_t at) {
+    paths *p = arg;
+    ms_list_push(p->m, &p->c->ends, at);
+}
+
 /* Nodes along the rests of taken texts that begin with what the leaf has read. */
 static void find_paths(ms_mask_cache *c, ms_matcher *m, uint32_t leaf) {
-    const ms_vocabulary *v = c->v;
-    const ms_frame *up = &m->frames[m->frames[leaf].parent];
-    uint32_t read = m->log_len - up->start;
+    paths p = {c, m};
+    ms_frame f = m->frames[leaf];
     c->paths.count = c->ends.count = 0;
-    for (uint32_t s = up->seen; s; s = m->seen[s].older) {
-        const ms_seen *x = &m->seen[s];
-        const uint8_t *rest = m->log + x->start + read;
-        if (x->len <= read || memcmp(m->log + x->start, m->log + up->start, read) != 0) continue;
-        uint32_t left = x->len - read, node = v->root[*rest], end = node == UINT32_MAX ? 0 : node + 1;
-        while (left && node < end) {
-            if (v->byte[node] != *rest) {
-                node = v->end[node];
-                continue;
-            }
-            ms_list_push(m, &c->paths, node);
-            if (!--left) ms_list_push(m, &c->ends, node);
-            rest++;
-            end = v->end[node++];
-        }
-    }
+    ms_taken_visit(m, &f, ABOVE_ALL, &(ms_taken_visitor){&p, enter_node, end_at_node});
     sort_nodes(&c->paths);
     sort_nodes(&c->ends);
 }
@@ -590,7 +625,8 @@ ms_status ms_mask_tokens_needed(ms_mask_cache *c, ms_matcher *m, uint32_t *token
 
 ms_status ms_mask_next(ms_mask_cache *c, ms_matcher *m, uint32_t remaining, uint64_t *mask, ms_error *err) {
     const ms_vocabulary *v = c->v;
-    if (c->used_words > CACHE_WORDS) forget_all(c);
+    if (c->used_words > CACHE_WORDS / GENERATIONS) next_generation(c);
+    sweep(c, SWEEP);
     memset(mask, 0, c->words * sizeof *mask);
     for (uint32_t i = 0; i < m->stacks.count; i++) {
         uint32_t leaf = m->stacks.data[i], bound = m->frames[leaf].total;

@@ -11,12 +11,13 @@
 
 #include "base/bytes.h"
 #include "text/grammar_internal.h"
+#include "text/grammar_taken.h"
 
 enum { MAX_STACKS = 4096, CLEAN_FRAMES = 1 << 16, MAX_LOG = 1 << 30 };
 
 /* ------------------------------------------------------------------ memory */
 
-static bool grow(ms_matcher *m, void **data, uint32_t *cap, uint32_t need, size_t item) {
+bool ms_match_grow(ms_matcher *m, void **data, uint32_t *cap, uint32_t need, size_t item) {
     if (need <= *cap) return true;
     uint64_t more = (uint64_t)*cap * 2 > need ? (uint64_t)*cap * 2 : (uint64_t)need + 16;
     void *p = more < UINT32_MAX / 2 ? realloc(*data, (size_t)more * item) : NULL;
@@ -30,7 +31,7 @@ static bool grow(ms_matcher *m, void **data, uint32_t *cap, uint32_t need, size_
 }
 
 void ms_list_push(ms_matcher *m, ms_list *l, uint32_t v) {
-    if (grow(m, (void **)&l->data, &l->cap, l->count + 1, sizeof *l->data)) l->data[l->count++] = v;
+    if (ms_match_grow(m, (void **)&l->data, &l->cap, l->count + 1, sizeof *l->data)) l->data[l->count++] = v;
 }
 
 static uint32_t hash_of(const ms_frame *f) {
@@ -87,7 +88,7 @@ uint32_t ms_match_frame(ms_matcher *m, const ms_frame *f) {
     copy.stack = stack_hash(m, f);
     copy.epoch = 0;
     if (m->count >= m->bucket_mask && !rehash(m)) return MS_DFA_NONE;
-    if (!grow(m, (void **)&m->frames, &m->cap, m->count + 1, sizeof *m->frames)) return MS_DFA_NONE;
+    if (!ms_match_grow(m, (void **)&m->frames, &m->cap, m->count + 1, sizeof *m->frames)) return MS_DFA_NONE;
     uint32_t *head = &m->buckets[h & m->bucket_mask];
     copy.chain = *head;
     *head = m->count;
@@ -97,12 +98,14 @@ uint32_t ms_match_frame(ms_matcher *m, const ms_frame *f) {
 
 bool ms_match_log(ms_matcher *m, uint8_t byte) {
     if (m->log_len >= MAX_LOG) m->failed = true;
-    if (m->failed || !grow(m, (void **)&m->log, &m->log_cap, m->log_len + 1, 1)) return false;
+    if (m->failed || !ms_match_grow(m, (void **)&m->log, &m->log_cap, m->log_len + 1, 1)) return false;
     m->log[m->log_len++] = byte;
     return true;
 }
 
-ms_match_mark ms_match_marked(const ms_matcher *m) { return (ms_match_mark){m->count, m->seen_count, m->log_len}; }
+ms_match_mark ms_match_marked(const ms_matcher *m) {
+    return (ms_match_mark){m->count, m->seen_count, m->taken_count, m->branch_count, m->root_count, m->log_len};
+}
 
 void ms_match_back(ms_matcher *m, ms_match_mark mark) {
     while (m->count > mark.frames) { /* the newest frame heads its chain */
@@ -110,6 +113,9 @@ void ms_match_back(ms_matcher *m, ms_match_mark mark) {
         m->buckets[hash_of(f) & m->bucket_mask] = f->chain;
     }
     m->seen_count = mark.seen;
+    m->taken_count = mark.taken;
+    m->branch_count = mark.branches;
+    m->root_count = mark.roots;
     m->log_len = mark.log;
 }
 
@@ -172,18 +178,6 @@ static void resume_members(ms_matcher *m, const ms_frame *f, const ms_block *b) 
     if (open && f->b >= b->min) resume_later(m, f->parent);
 }
 
-/* The text since frame.start is new; result: the list with it, or MS_DFA_NONE. */
-static uint32_t new_text(ms_matcher *m, const ms_frame *f) {
-    uint32_t len = m->log_len - f->start;
-    for (uint32_t s = f->seen; s; s = m->seen[s].older) {
-        if (m->seen[s].len == len && memcmp(m->log + m->seen[s].start, m->log + f->start, len) == 0) return MS_DFA_NONE;
-    }
-    if (!grow(m, (void **)&m->seen, &m->seen_cap, m->seen_count + 1, sizeof *m->seen)) return MS_DFA_NONE;
-    uint64_t hash = ms_fnv1a64(MS_FNV1A64_INIT ^ m->seen[f->seen].hash, m->log + f->start, len);
-    m->seen[m->seen_count] = (ms_seen){f->seen, f->start, len, m->seen[f->seen].count + 1, ms_fnv1a64(hash, &len, sizeof len)};
-    return m->seen_count++;
-}
-
 static void resume_object(ms_matcher *m, const ms_frame *f, const ms_block *b) {
     const ms_object_block *o = b->object;
     ms_frame up = *f;
@@ -195,7 +189,7 @@ static void resume_object(ms_matcher *m, const ms_frame *f, const ms_block *b) {
             if (ms_extra_fits(m, f, up.c)) enter_later(m, place(m, up, MS_PHASE_EXTRA), o->extras[up.c].leaf);
         break;
     case MS_PHASE_EXTRA:
-        up.seen = new_text(m, f);
+        up.seen = ms_taken_add(m, o->extras, o->extra_count, f->seen, f->start);
         if (up.seen == MS_DFA_NONE) return;
         up.a = o->member_count;
         up.b += o->counted;
@@ -240,7 +234,7 @@ static void resume_array(ms_matcher *m, const ms_frame *f, const ms_block *b) {
     case MS_PHASE_FIRST:
     case MS_PHASE_NEXT: begin_item(m, f, b->array); break;
     case MS_PHASE_ITEM:
-        up.seen = new_text(m, f);
+        up.seen = ms_taken_add(m, b->array->classes, b->array->class_count, f->seen, f->start);
         if (up.seen == MS_DFA_NONE) return;
         up.start = 0;
         resume_later(m, place(m, up, MS_PHASE_AFTER));
@@ -481,12 +475,16 @@ ms_status ms_matcher_create(ms_matcher **out, const ms_grammar *g, ms_error *err
     ms_matcher *m = calloc(1, sizeof *m);
     if (!m) return ms_fail_memory(err, "a matcher", sizeof *m);
     m->g = g;
-    if (grow(m, (void **)&m->frames, &m->cap, 64, sizeof *m->frames) &&
-        grow(m, (void **)&m->seen, &m->seen_cap, 8, sizeof *m->seen)) {
+    if (ms_match_grow(m, (void **)&m->frames, &m->cap, 64, sizeof *m->frames) &&
+        ms_match_grow(m, (void **)&m->seen, &m->seen_cap, 8, sizeof *m->seen) &&
+        ms_match_grow(m, (void **)&m->taken, &m->taken_cap, 8, sizeof *m->taken) &&
+        ms_match_grow(m, (void **)&m->branches, &m->branch_cap, 8, sizeof *m->branches)) {
         memset(m->frames, 0, 2 * sizeof *m->frames);
         m->count = 2;
         m->seen[0] = (ms_seen){0};
         m->seen_count = 1;
+        m->taken[0] = (ms_taken){0};
+        m->taken_count = 1;
     }
     if (!m->failed && rehash(m)) {
         ms_match_epoch(m);
@@ -504,7 +502,7 @@ ms_status ms_matcher_create(ms_matcher **out, const ms_grammar *g, ms_error *err
 static bool copy_array(ms_matcher *m, void **data, uint32_t *cap, const void *from, uint32_t count, size_t item) {
     *data = NULL;
     *cap = 0;
-    if (!grow(m, data, cap, count + 1, item)) return false;
+    if (!ms_match_grow(m, data, cap, count + 1, item)) return false;
     if (count) memcpy(*data, from, count * item);
     return true;
 }
@@ -519,11 +517,18 @@ ms_status ms_matcher_copy(ms_matcher **out, const ms_matcher *from, ms_error *er
     m->live = from->live;
     bool good = copy_array(m, (void **)&m->frames, &m->cap, from->frames, from->count, sizeof *m->frames) &&
                 copy_array(m, (void **)&m->seen, &m->seen_cap, from->seen, from->seen_count, sizeof *m->seen) &&
+                copy_array(m, (void **)&m->taken, &m->taken_cap, from->taken, from->taken_count, sizeof *m->taken) &&
+                copy_array(m, (void **)&m->branches, &m->branch_cap, from->branches, from->branch_count,
+                           sizeof *m->branches) &&
+                copy_array(m, (void **)&m->roots, &m->root_cap, from->roots, from->root_count, sizeof *m->roots) &&
                 copy_array(m, (void **)&m->log, &m->log_cap, from->log, from->log_len, 1) &&
                 copy_array(m, (void **)&m->stacks.data, &m->stacks.cap, from->stacks.data, from->stacks.count,
                            sizeof *m->stacks.data);
     m->count = from->count;
     m->seen_count = from->seen_count;
+    m->taken_count = from->taken_count;
+    m->branch_count = from->branch_count;
+    m->root_count = from->root_count;
     m->log_len = from->log_len;
     m->stacks.count = from->stacks.count;
     if (!good || !rehash(m)) {
@@ -539,10 +544,14 @@ void ms_matcher_destroy(ms_matcher *m) {
     free(m->frames);
     free(m->buckets);
     free(m->seen);
+    free(m->taken);
+    free(m->branches);
+    free(m->roots);
     free(m->log);
     free(m->stacks.data);
     free(m->work.data);
     free(m->next.data);
+    free(m->path.data);
     ms_way_clear(&m->way);
     free(m);
 }

@@ -9,13 +9,14 @@
 
 #include "base/utf8.h"
 #include "text/grammar_internal.h"
+#include "text/grammar_taken.h"
 
 typedef enum part_kind {
     PART_NONE, PART_UTF8_2, PART_UTF8_3, PART_UTF8_4, /* bytes */
     PART_ESCAPE, PART_HEX, PART_HIGH, PART_HIGH_ESCAPE, PART_LOW /* behind a backslash */
 } part_kind;
 
-enum { ALL = 0x10FFFF, MAX_HUNT = 64 };
+enum { ALL = 0x10FFFF };
 
 const uint32_t ms_string_escape = (uint32_t)PART_ESCAPE << 27;
 
@@ -49,15 +50,11 @@ uint32_t ms_char_cost(ms_string_form form, uint32_t lo, uint32_t hi) {
 
 /* ------------------------------------------------------------------ ranges behind a part */
 
-typedef struct piece {
-    uint32_t lo, hi, rest; /* rest: bytes to come */
-} piece;
-
-static const piece escape_pieces[] = {{'"', '"', 1},   {'\\', '\\', 1}, {8, 10, 1},  {12, 13, 1},
+static const ms_piece escape_pieces[] = {{'"', '"', 1},   {'\\', '\\', 1}, {8, 10, 1},  {12, 13, 1},
                                       {0, 7, 5}, {11, 11, 5},   {14, 31, 5}};
 
 /* The code points a part can become in canonical or raw form; at most 7 pieces. */
-static unsigned pieces_of(uint32_t part, piece out[7]) {
+static unsigned pieces_of(uint32_t part, ms_piece out[7]) {
     uint32_t rest = rest_of(part), bits = bits_of(part);
     unsigned n = 0;
     if (kind_of(part) == PART_ESCAPE) {
@@ -67,10 +64,10 @@ static unsigned pieces_of(uint32_t part, piece out[7]) {
     if (kind_of(part) == PART_HEX) {
         uint32_t lo = bits << 4 * rest, hi = lo | ((UINT32_C(1) << 4 * rest) - 1);
         for (unsigned i = 4; i < 7; i++) {
-            piece p = escape_pieces[i];
+            ms_piece p = escape_pieces[i];
             if (p.lo < lo) p.lo = lo;
             if (p.hi > hi) p.hi = hi;
-            if (p.lo <= p.hi) out[n++] = (piece){p.lo, p.hi, rest};
+            if (p.lo <= p.hi) out[n++] = (ms_piece){p.lo, p.hi, rest};
         }
         return n;
     }
@@ -79,174 +76,9 @@ static unsigned pieces_of(uint32_t part, piece out[7]) {
     uint32_t lo = bits << 6 * rest, hi = lo | ((UINT32_C(1) << 6 * rest) - 1), min = least[kind_of(part)];
     if (lo < min) lo = min;
     if (hi > ALL) hi = ALL;
-    if (lo < 0xD800) out[n++] = (piece){lo, hi < 0xD800 ? hi : 0xD7FF, rest};
-    if (hi > 0xDFFF) out[n++] = (piece){lo > 0xDFFF ? lo : 0xE000, hi, rest};
+    if (lo < 0xD800) out[n++] = (ms_piece){lo, hi < 0xD800 ? hi : 0xD7FF, rest};
+    if (hi > 0xDFFF) out[n++] = (ms_piece){lo > 0xDFFF ? lo : 0xE000, hi, rest};
     return n && out[0].lo > out[0].hi ? 0 : n;
-}
-
-/* ------------------------------------------------------------------ texts that must not come again */
-
-/* A taken text behind the prefix. */
-typedef struct taken {
-    const uint8_t *text;
-    uint32_t len;
-} taken;
-
-/* The taken texts that begin with what was tried so far are always at live[0..n), in any order. */
-typedef struct hunt {
-    const ms_matcher *m;
-    const ms_block *leaf;
-    const ms_dfa *dfa; /* NULL: any text */
-    taken *live, few[32];
-    uint32_t count;
-    uint8_t more[MAX_HUNT * 6 + 8]; /* what the hunt itself adds */
-    uint32_t end;                   /* bytes of the closing quote */
-    bool failed;                    /* no memory */
-} hunt;
-
-/* Moves those of live[0..n) that go on with more[from..to) to the front; result: how many. */
-static uint32_t still_live(hunt *h, uint32_t n, uint32_t from, uint32_t to) {
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        taken t = h->live[i];
-        if (t.len < to || memcmp(t.text + from, h->more + from, to - from) != 0) continue;
-        h->live[i] = h->live[kept];
-        h->live[kept++] = t;
-    }
-    return kept;
-}
-
-static bool stop_is_new(hunt *h, uint32_t n, uint32_t len) {
-    for (uint32_t i = 0; i < n; i++)
-        if (h->live[i].len == len + h->end && (!h->end || h->live[i].text[len] == '"')) return false;
-    return true;
-}
-
-/* Appends a symbol's spelling at more[len]. */
-static uint32_t spell(hunt *h, uint32_t len, uint32_t symbol) {
-    uint8_t *at = h->more + len;
-    if (h->leaf->kind == MS_BLOCK_DFA) {
-        *at = (uint8_t)symbol;
-        return len + 1;
-    }
-    const char *letter = symbol < 0x20 && symbol ? memchr(short_escapes, (int)symbol, 5) : NULL;
-    if (symbol == '"' || symbol == '\\' || letter) {
-        at[0] = '\\';
-        at[1] = letter ? (uint8_t)short_letters[letter - short_escapes] : (uint8_t)symbol;
-        return len + 2;
-    }
-    if (symbol < 0x20) {
-        memcpy(at, "\\u00", 4);
-        at[4] = (uint8_t)('0' + (symbol >> 4));
-        at[5] = (uint8_t)"0123456789abcdef"[symbol & 15];
-        return len + 6;
-    }
-    return len + ms_utf8_encode(symbol, (char *)at);
-}
-
-static uint32_t symbol_cost(const hunt *h, uint32_t symbol) {
-    return h->leaf->kind == MS_BLOCK_DFA ? 1 : one_cost(h->leaf->form, symbol);
-}
-
-static uint32_t to_accept(const hunt *h, uint32_t state) {
-    return !h->dfa ? 0 : h->leaf->kind == MS_BLOCK_DFA ? h->dfa->dist[state] : h->leaf->weights[state];
-}
-
-static uint32_t hunt_from(hunt *h, uint32_t n, uint32_t state, uint32_t len, unsigned depth);
-
-/* Bytes to a new text whose next symbol is in lo..hi and leads to `to`; rest: bytes of that symbol, 0: all of them. */
-static uint32_t hunt_edge(hunt *h, uint32_t n, piece range, uint32_t to, uint32_t len, unsigned depth) {
-    uint32_t best = MS_BOUND_NONE, tries = n + 4;
-    bool strings = h->leaf->kind == MS_BLOCK_STRING;
-    uint32_t first = strings && range.lo < '#' && range.hi >= '#' ? '#' : range.lo;
-    for (uint32_t s = first; s <= range.hi && s - first < tries; s++) {
-        if (strings && s == '\\' && range.hi > s) continue;
-        if (still_live(h, n, len, spell(h, len, s))) continue;
-        uint32_t cost = range.rest ? range.rest : symbol_cost(h, s);
-        best = ms_bound_add(cost, ms_bound_add(to_accept(h, to), h->end));
-        break;
-    }
-    if (depth >= MAX_HUNT) return best;
-    for (uint32_t s = range.lo; s <= range.hi && s - range.lo < tries; s++) {
-        uint32_t cost = range.rest ? range.rest : symbol_cost(h, s);
-        if (cost + to_accept(h, to) + h->end >= best) continue;
-        uint32_t longer = spell(h, len, s), live = still_live(h, n, len, longer);
-        if (!live) {
-            best = ms_bound_add(cost, ms_bound_add(to_accept(h, to), h->end));
-            continue;
-        }
-        cost = ms_bound_add(cost, hunt_from(h, live, to, longer, depth + 1));
-        if (cost < best) best = cost;
-    }
-    return best;
-}
-
-static uint32_t hunt_range(hunt *h, uint32_t n, uint32_t state, piece range, uint32_t len, unsigned depth) {
-    if (!h->dfa) {
-        uint32_t best = MS_BOUND_NONE;
-        piece low = {range.lo, range.hi < 0xD800 ? range.hi : 0xD7FF, range.rest};
-        if (range.lo < 0xD800) best = hunt_edge(h, n, low, 0, len, depth);
-        if (best < MS_BOUND_NONE || range.hi < 0xE000) return best;
-        return hunt_edge(h, n, (piece){range.lo > 0xDFFF ? range.lo : 0xE000, range.hi, range.rest}, 0, len, depth);
-    }
-    uint32_t best = MS_BOUND_NONE;
-    for (uint32_t e = h->dfa->first[state]; e < h->dfa->first[state + 1]; e++) {
-        const ms_dfa_edge *x = &h->dfa->edges[e];
-        piece p = {x->lo > range.lo ? x->lo : range.lo, x->hi < range.hi ? x->hi : range.hi, range.rest};
-        if (p.lo > p.hi) continue;
-        if (to_accept(h, x->to) + h->end >= best) continue; /* no symbol is free */
-        uint32_t cost = hunt_edge(h, n, p, x->to, len, depth);
-        if (cost < best) best = cost;
-    }
-    return best;
-}
-
-static uint32_t hunt_from(hunt *h, uint32_t n, uint32_t state, uint32_t len, unsigned depth) {
-    if ((!h->dfa || h->dfa->accept[state]) && stop_is_new(h, n, len)) return h->end;
-    return hunt_range(h, n, state, (piece){0, ALL, 0}, len, depth);
-}
-
-/* The taken texts that begin with the log from start to end. */
-static void hunt_begin(hunt *h, const ms_matcher *m, const ms_block *leaf, uint32_t seen, uint32_t start, uint32_t end) {
-    uint32_t prefix = end - start, most = m->seen[seen].count;
-    h->m = m;
-    h->leaf = leaf;
-    h->dfa = leaf->dfa == MS_DFA_NONE ? NULL : &m->g->dfas[leaf->dfa];
-    h->end = leaf->kind == MS_BLOCK_STRING;
-    h->count = 0;
-    h->live = most <= sizeof h->few / sizeof h->few[0] ? h->few : malloc(most * sizeof *h->live);
-    h->failed = !h->live;
-    for (uint32_t s = h->failed ? 0 : seen; s; s = m->seen[s].older) {
-        const ms_seen *x = &m->seen[s];
-        const uint8_t *text = m->log + x->start;
-        if (x->len < prefix || (prefix && memcmp(text, m->log + start, prefix) != 0)) continue;
-        h->live[h->count++] = (taken){text + prefix, x->len - prefix};
-    }
-}
-
-static void hunt_end(hunt *h) {
-    if (h->live != h->few) free(h->live);
-}
-
-uint32_t ms_unseen_cost(const ms_matcher *m, const ms_block *leaf, uint32_t state, uint32_t seen, uint32_t start,
-                        bool begun) {
-    hunt h;
-    uint32_t quote = leaf->kind == MS_BLOCK_STRING && !begun;
-    if (!seen) {
-        uint32_t dist = leaf->dfa == MS_DFA_NONE          ? 0
-                        : !m->g->dfas[leaf->dfa].states   ? MS_BOUND_NONE
-                        : leaf->kind == MS_BLOCK_DFA      ? m->g->dfas[leaf->dfa].dist[state]
-                                                          : leaf->weights[state];
-        return ms_bound_add(dist, quote + (leaf->kind == MS_BLOCK_STRING));
-    }
-    if (leaf->dfa != MS_DFA_NONE && !m->g->dfas[leaf->dfa].states) return MS_BOUND_NONE;
-    hunt_begin(&h, m, leaf, seen, start, begun ? m->log_len : start);
-    uint32_t len = 0;
-    if (quote) h.more[len++] = '"';
-    uint32_t n = still_live(&h, h.count, 0, len);
-    uint32_t cost = h.failed ? MS_BOUND_NONE : ms_bound_add(hunt_from(&h, n, state, len, 0), quote);
-    hunt_end(&h);
-    return cost;
 }
 
 /* ------------------------------------------------------------------ costs */
@@ -257,7 +89,7 @@ static uint32_t seen_above(const ms_matcher *m, const ms_frame *f) {
     return up->phase == MS_PHASE_EXTRA || up->phase == MS_PHASE_ITEM ? up->seen : 0;
 }
 
-static uint32_t part_bytes(uint32_t part) {
+uint32_t ms_string_begun(uint32_t part) {
     switch (kind_of(part)) {
     case PART_NONE: return 0;
     case PART_ESCAPE: return 1;
@@ -284,7 +116,7 @@ static uint32_t plain_cost(const ms_block *b, const ms_frame *f) {
     return count < b->min ? ms_bound_add(cost, b->min - count < MS_BOUND_NONE ? b->min - count : MS_BOUND_NONE) : cost;
 }
 
-static uint32_t range_cost(const ms_matcher *m, const ms_block *b, const ms_frame *f, piece p) {
+static uint32_t range_cost(const ms_matcher *m, const ms_block *b, const ms_frame *f, ms_piece p) {
     const ms_dfa *d = &m->g->dfas[b->dfa];
     uint32_t best = MS_BOUND_NONE;
     for (uint32_t e = d->first[f->a]; e < d->first[f->a + 1]; e++) {
@@ -300,21 +132,10 @@ static uint32_t range_cost(const ms_matcher *m, const ms_block *b, const ms_fram
 uint32_t ms_string_cost(const ms_matcher *m, const ms_frame *f) {
     const ms_block *b = &m->g->blocks[f->block];
     uint32_t quotes = b->form == MS_STRING_RAW ? 0 : f->phase == MS_PHASE_START ? 2 : 1, seen = seen_above(m, f);
-    piece pieces[7];
+    ms_piece pieces[7];
     unsigned n = f->c ? pieces_of(f->c, pieces) : 0;
     uint32_t best = MS_BOUND_NONE;
-    if (seen) {
-        const ms_frame *up = &m->frames[f->parent];
-        if (!f->c) return ms_unseen_cost(m, b, f->a, seen, up->start, f->phase != MS_PHASE_START);
-        hunt h;
-        hunt_begin(&h, m, b, seen, up->start, m->log_len - part_bytes(f->c));
-        for (unsigned i = 0; i < n && !h.failed; i++) {
-            uint32_t cost = hunt_range(&h, h.count, f->a, pieces[i], 0, 0);
-            if (cost < best) best = cost;
-        }
-        hunt_end(&h);
-        return best;
-    }
+    if (seen) return ms_taken_rest(m, f, f->c ? pieces : NULL, n);
     if (b->dfa == MS_DFA_NONE && b->form == MS_STRING_CANONICAL && f->c && !n) return MS_BOUND_NONE;
     if (b->dfa == MS_DFA_NONE) return ms_bound_add(plain_cost(b, f), quotes);
     const ms_dfa *d = &m->g->dfas[b->dfa];
@@ -355,7 +176,7 @@ bool ms_string_take(const ms_matcher *m, ms_frame *f, uint32_t cp) {
 }
 
 static ms_decoded set_part(uint32_t *part, part_kind kind, uint32_t rest, uint32_t bits) {
-    piece pieces[7];
+    ms_piece pieces[7];
     *part = make_part(kind, rest, bits);
     return kind > PART_UTF8_4 || pieces_of(*part, pieces) > 0 ? MS_DECODED_PART : MS_DECODED_BAD;
 }
@@ -387,7 +208,7 @@ static int hex_digit(uint8_t c, bool lower_only) {
 }
 
 static ms_decoded canonical_hex(uint32_t *part, uint32_t rest, uint32_t bits, uint32_t *cp) {
-    piece pieces[7];
+    ms_piece pieces[7];
     *part = make_part(PART_HEX, rest, bits);
     if (rest) return pieces_of(*part, pieces) > 0 ? MS_DECODED_PART : MS_DECODED_BAD;
     if (bits >= 0x20 || memchr(short_escapes, (int)bits, 5)) return MS_DECODED_BAD;

@@ -46,19 +46,16 @@ static void fill_tree(ms_vocabulary *v, const token_text *list, uint32_t count, 
     v->nodes = n;
 }
 
-/* Strings of any text are in nearly every grammar. */
+/* Strings of any text are in nearly every grammar: their groups are made at once and stay. */
 static bool group_any_text(ms_vocabulary *v) {
     static const ms_string_form forms[] = {MS_STRING_JSON, MS_STRING_CANONICAL};
     const uint32_t parts[] = {0, ms_string_escape};
-    for (int i = 0; i < 4; i++) {
+    v->groups = ms_group_store_create();
+    for (int i = 0; i < 4 && v->groups; i++) {
         ms_group_key key = {.form = (uint32_t)forms[i / 2], .part = parts[i % 2]};
-        bool too_many;
-        ms_groups *g = ms_groups_make(v, &key, &too_many);
-        if (!g) return false;
-        g->next = v->any_text;
-        v->any_text = g;
+        if (!ms_groups_borrow(v, &key, true)) return false;
     }
-    return true;
+    return v->groups != NULL;
 }
 
 ms_status ms_vocabulary_create(ms_vocabulary **out, const ms_tokenizer *t, uint32_t logits, ms_error *err) {
@@ -99,11 +96,7 @@ ms_status ms_vocabulary_create(ms_vocabulary **out, const ms_tokenizer *t, uint3
 
 void ms_vocabulary_destroy(ms_vocabulary *v) {
     if (!v) return;
-    while (v->any_text) {
-        ms_groups *g = v->any_text;
-        v->any_text = g->next;
-        ms_groups_free(g);
-    }
+    ms_group_store_destroy(v->groups);
     free(v->byte);
     free(v->depth);
     free(v->end);

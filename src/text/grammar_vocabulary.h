@@ -1,6 +1,6 @@
 /* grammar_vocabulary.h: the tree of a vocabulary's bytes, for the files of the mask (grammar_mask.h).
  *
- * Owns: a vocabulary its arrays.  Threads: immutable once created.
+ * Owns: a vocabulary its arrays.  Threads: immutable once created, but for the groups, which any thread may use.
  * Invariant: nodes are in preorder, so a subtree is a range and a child has a larger number than its parent.
  */
 #ifndef MS_TEXT_GRAMMAR_VOCABULARY_H
@@ -18,7 +18,7 @@ struct ms_vocabulary {
     uint16_t *depth;            /* 1 for first bytes */
     uint32_t *end;              /* behind the subtree */
     uint32_t *token;            /* MS_NO_TOKEN: none ends here */
-    struct ms_groups *any_text; /* of quoted strings of any text (grammar_groups.h) */
+    struct ms_group_store *groups; /* grammar_groups.h */
     uint32_t root[256];         /* node of a first byte; UINT32_MAX: none */
 };
 

@@ -6,6 +6,18 @@
 
 /* ------------------------------------------------------------------ symbols */
 
+/* White space may be left out everywhere, so it lowers no bound. */
+static bool is_space(const ms_matcher *m, uint32_t stack) {
+    return stack > MS_FRAME_FLOOR && m->frames[stack].block == m->g->space;
+}
+
+static void leave_out_space(const ms_matcher *m, ms_list *stacks) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < stacks->count; i++)
+        if (!is_space(m, stacks->data[i])) stacks->data[kept++] = stacks->data[i];
+    stacks->count = kept;
+}
+
 /* The symbols that some stack of the list may read next. */
 static void candidates(const ms_matcher *m, const ms_list *stacks, uint64_t symbols[MS_SYMBOLS / 64]) {
     memset(symbols, 0, MS_SYMBOLS / 8);
@@ -44,6 +56,7 @@ static void follow(ms_matcher *m, ms_way *way) {
     ms_match_mark mark = ms_match_marked(m);
     for (uint32_t i = 0; i < m->stacks.count; i++) ms_list_push(m, &now, m->stacks.data[i]);
     while (bound && bound < MS_BOUND_NONE && !m->failed) {
+        leave_out_space(m, &now);
         uint32_t symbol = lowering(m, &now, &next, bound);
         if (symbol == MS_SYMBOLS) break;
         way->symbols[way->length++] = (uint16_t)symbol;
