@@ -66,6 +66,7 @@ struct ms_expert_service {
     ms_expert_service_options options;
     uint64_t expert_bytes;
     uint32_t scratch_count, few_reads; /* few_reads: in flight for a request of no more than the buffers take */
+    uint32_t landing;                  /* most experts that ms_expert_next gives as they land */
 
     ms_expert_cache *cache;
     ms_reader *reader;
@@ -240,12 +241,13 @@ static void choose_chunks(ms_expert_service *s) {
     s->layer_chunks = slots ? (slots - 1) / s->chunk_slots + 1 : 0;
 }
 
-/* On a device installs and products wait in its queue, not here: what lands together is no loss. */
 static void choose_depths(ms_expert_service *s) {
     ms_expert_service_options *o = &s->options;
+    /* Where products run later, half of the scratch slots can be filled while the other half is in use. */
+    s->landing = s->backend->deferred ? MS_SCRATCH_SLOTS / 2 : MS_SCRATCH_SLOTS;
     uint32_t few = (uint32_t)(FEW_BYTES / s->table->read_bytes) + 1;
     if (few < FEW_READS) few = FEW_READS;
-    s->few_reads = o->read_depth ? o->read_depth : s->backend->deferred || few > o->staging ? o->staging : few;
+    s->few_reads = o->read_depth ? o->read_depth : few > o->staging ? o->staging : few;
     if (o->read_depth == 0) o->read_depth = o->staging;
 }
 
@@ -396,7 +398,11 @@ bool ms_expert_wants_guess(const ms_expert_service *s, uint32_t moe_layer) {
     return s->trust[moe_layer].pause == 0;
 }
 
-bool ms_expert_runs_dry(const ms_expert_service *s) { return s->open && s->hits_given && s->left == 1; }
+bool ms_expert_waits(const ms_expert_service *s) { return s->open && s->left; }
+
+bool ms_expert_runs_dry(const ms_expert_service *s) {
+    return ms_expert_waits(s) && s->hits_given && s->left <= (s->backend->deferred ? s->landing : 1);
+}
 
 static ahead_read *guessed(ms_expert_service *s, uint32_t expert) {
     for (uint32_t i = 0; i < s->ahead_limit; i++) {
@@ -426,6 +432,17 @@ void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *e
         if (ms_reader_submit(s->reader, &read, 1, NULL) != MS_OK) return;
         s->ahead[at] = (ahead_read){.state = AHEAD_READING, .expert = experts[i]};
     }
+}
+
+void ms_expert_guess_all(ms_expert_service *s, uint32_t moe_layer) {
+    if (!ms_expert_wants_guess(s, moe_layer)) return;
+    uint32_t ids[AHEAD_MAX], count = 0;
+    for (uint32_t e = 0; e < s->table->expert_count; e++)
+        if (!ms_cache_resident(s->cache, moe_layer, e)) s->reads[count++] = read_of(s, moe_layer, e, e);
+    qsort(s->reads, count, sizeof *s->reads, by_place);
+    if (count > s->ahead_limit) count = s->ahead_limit;
+    for (uint32_t i = 0; i < count; i++) ids[i] = (uint32_t)s->reads[i].tag;
+    ms_expert_guess(s, moe_layer, ids, count);
 }
 
 /* A guess that is this want becomes its read. */
@@ -639,11 +656,9 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
                 ready[(*count)++] = (ms_expert_ready){.index = i, .slot = slot_address(s, s->wants[i].slot)};
         if (*count) return MS_OK;
     }
-    /* Wait for one, then take what has landed beside it.  A buffer must be free to read into; and where products run
-     * later, half of the scratch slots can be filled while the other half is in use. */
+    /* Wait for one, then take what has landed beside it.  A buffer must be free to read into. */
     uint32_t buffers = s->options.staging < MS_TICKETS ? s->options.staging : MS_TICKETS;
-    uint32_t most = s->backend->deferred ? MS_SCRATCH_SLOTS / 2 : MS_SCRATCH_SLOTS;
-    for (bool got = true; s->left && *count < most;) {
+    for (bool got = true; s->left && *count < s->landing;) {
         ms_read_done done;
         MS_TRY(end_installs(s, buffers - 1, err));
         s->account.wait_calls += *count == 0;

@@ -78,8 +78,14 @@ void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *e
 /* Whether a guess for this layer is worth making now: lookahead is on, none has been made since the last request, and
  * those for this layer have been right as often as not, or it is time to look again. */
 bool ms_expert_wants_guess(const ms_expert_service *s, uint32_t moe_layer);
-/* The open request has given all but the expert it reads last: a guess now keeps the drive busy when that has landed. */
+/* Experts of the open request are still to be read. */
+bool ms_expert_waits(const ms_expert_service *s);
+/* The open request has given all but the expert it reads last (where a backend works later: the last two, which may land
+ * together): a guess now keeps the drive busy when that has landed. */
 bool ms_expert_runs_dry(const ms_expert_service *s);
+/* A guess at a request of nearly all experts of a layer, made by a range that has just asked for nearly all of another:
+ * those that are not resident, in physical order, as far as buffers go.  Does nothing where a guess is not wanted. */
+void ms_expert_guess_all(ms_expert_service *s, uint32_t moe_layer);
 
 /* Ends the request, finished or not. */
 void ms_expert_end(ms_expert_service *s);
