@@ -102,11 +102,24 @@ static const ms_option options[] = {
      .choices = formats,
      .help = "Storage of the resident weights (default: q8)."},
     {.name = "hits",
-     .type = MS_OPTION_U32,
+     .type = MS_OPTION_STRING,
      .offset = FIELD(hits),
+     .arg = "PERCENT[,...]",
+     .help = "Of the experts that a pass takes, how many are in their slots; the others are read (default: 100). One "
+             "after the other when there are several."},
+    {.name = "guess",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(guess),
      .arg = "PERCENT",
      .max = 100,
-     .help = "Of the experts that a pass takes, how many are in their slots; the others are read (default: 100)."},
+     .help = "With --hits and one row: a guessed expert of the next layer is right with this chance (default: 93). 0: "
+             "no lookahead."},
+    {.name = "depth",
+     .type = MS_OPTION_U32,
+     .offset = FIELD(depth),
+     .arg = "N",
+     .max = SHAPE_STAGING,
+     .help = "With --hits: reads at a time (default: 0, as the product chooses)."},
     {.name = "real-layers",
      .type = MS_OPTION_U32,
      .offset = FIELD(real_layers),
@@ -288,7 +301,8 @@ ms_status shape_new_experts(shape_run *r, bool buffered, ms_error *err) {
     ms_expert_service_options o = {.shape = r->model.info.expert_shape,
                                    .slots = r->slots,
                                    .staging = SHAPE_STAGING,
-                                   .read_depth = SHAPE_STAGING,
+                                   .read_depth = r->f->depth,
+                                   .lookahead = r->f->guess > 0,
                                    .buffered = buffered};
     ms_expert_service_destroy(r->experts);
     r->experts = NULL;
@@ -454,7 +468,7 @@ static ms_status create(shape_run *r, ms_error *err) {
     if (shape_streams(f) && f->rows == 1 && r->slots > info->experts - info->top_k)
         return ms_fail(err, MS_ERR_USAGE, "slots %u: with --hits expected at most %u, so that there are misses",
                        r->slots, info->experts - info->top_k);
-    uint64_t passes = (f->phases ? 2u : 1u) * (uint64_t)f->tokens + WARM_PASSES + (shape_streams(f) ? f->tokens : 0);
+    uint64_t passes = (f->phases ? 2u : 1u) * (uint64_t)f->tokens + WARM_PASSES + f->hit_rate_count * (f->tokens + 2ull);
     uint64_t context = f->position + passes * f->rows;
     MS_TRY(plan_memory(r, context, err));
     ms_scratch_need need;
@@ -479,9 +493,17 @@ static ms_status keep_logits(void *arg, uint32_t first_row, uint32_t rows, const
     return MS_OK;
 }
 
-static ms_status look_for_signals(void *arg, uint32_t layer, ms_error *err) {
-    (void)arg;
-    (void)layer;
+void shape_set_bias(shape_run *r, uint32_t l, const float *bias) {
+    size_t at = (size_t)r->model.experts.layers[l] * K3_LAYER_PARTS + K3_ROUTER_BIAS;
+    r->be->upload(r->be, ((ms_weight *)r->weights)[at].data, bias, r->model.info.experts * sizeof *bias);
+}
+
+/* The next layer has been guessed: from here on its router says what it takes. */
+static ms_status layer_done(void *arg, uint32_t layer, ms_error *err) {
+    shape_run *r = arg;
+    const ms_expert_table *t = &r->model.experts;
+    for (uint32_t l = 0; r->routes && l < t->layer_count; l++)
+        if (t->layers[l] == layer + 1) shape_set_bias(r, l, r->routes + (size_t)l * t->expert_count);
     return shape_interrupted(err);
 }
 
@@ -499,7 +521,8 @@ ms_status shape_pass(shape_run *r, ms_error *err) {
                   .logits = r->logits,
                   .logit_rows = 1,
                   .emit = keep_logits,
-                  .layer_done = look_for_signals};
+                  .layer_done = layer_done,
+                  .layer_done_arg = r};
     MS_TRY(r->model.lane->forward(&run, err));
     ms_state_commit(&r->state, r->f->rows);
     return MS_OK;
@@ -596,8 +619,23 @@ static void destroy(shape_run *r) {
     if (r->dir[0]) (void)nftw(r->dir, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }
 
+/* "100": nothing is read. */
+static bool read_hits(shape_flags *f) {
+    if (!f->hits || !strcmp(f->hits, "100")) return true;
+    for (const char *at = f->hits;; at++) {
+        char *end;
+        if (*at < '0' || *at > '9' || f->hit_rate_count == SHAPE_MAX_HITS) return false;
+        unsigned long rate = strtoul(at, &end, 10);
+        if (rate > 99) return false;
+        f->hit_rates[f->hit_rate_count++] = (uint32_t)rate;
+        if (!*end) return true;
+        if (*end != ',') return false;
+        at = end;
+    }
+}
+
 int ms_bench_shape(int argc, char **argv) {
-    shape_flags flags = {.tokens = 32, .rows = 1, .hits = 100, .real_layers = 1};
+    shape_flags flags = {.tokens = 32, .rows = 1, .guess = 93, .real_layers = 1};
     const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &flags}};
     const ms_option_set set = {.program = "moonshine bench shape",
                                .synopsis = "[options]",
@@ -608,8 +646,13 @@ int ms_bench_shape(int argc, char **argv) {
     ms_option_result result;
     int code = ms_command_parse(&set, argc, argv, &result);
     if (code >= 0) return code;
-    shape_run r = {.f = &flags};
     ms_error err = {0};
+    if (!read_hits(&flags)) {
+        (void)ms_fail(&err, MS_ERR_USAGE, "--hits %s: expected 100, or at most %d numbers from 0 to 99 with commas",
+                      flags.hits, (int)SHAPE_MAX_HITS);
+        return ms_command_fail(set.program, &err);
+    }
+    shape_run r = {.f = &flags};
     ms_interrupt_watch(); /* the folder goes before the program does */
     ms_status st = create(&r, &err);
     if (st == MS_OK) {

@@ -18,9 +18,8 @@
 #include "bench_probe.h"
 #include "bench_shape.h"
 #include "io/reader.h"
-#include "lane/k3/k3_weights.h"
 
-enum { PROBE_EXPERTS = 96, MAX_PROBES = 64 };
+enum { PROBE_EXPERTS = 48, MAX_PROBES = 64 };
 
 /* ------------------------------------------------------------------ experts on disk */
 
@@ -166,38 +165,89 @@ static ms_status probe(shape_run *r, disk_probe *p, ms_error *err) {
 
 /* ------------------------------------------------------------------ chosen routes */
 
-/* What every layer takes in the next pass.  next[l]: where layer l goes on among the experts that are not kept. */
-static ms_status choose_routes(shape_run *r, uint32_t hits, uint32_t *next, ms_error *err) {
-    const ms_lane_info *info = &r->model.info;
-    uint32_t k = info->top_k, others = info->experts - k;
-    float *bias = calloc(info->experts, sizeof *bias);
-    if (!bias) return ms_fail_memory(err, "bias", info->experts * sizeof *bias);
-    double misses = k * (100.0 - hits) / 100.0;
-    ms_status st = MS_OK;
-    for (uint32_t l = 0; l < info->moe_layer_count && st == MS_OK; l++) {
-        uint32_t miss = (uint32_t)(misses * (l + 1)) - (uint32_t)(misses * l);
-        memset(bias, 0, info->experts * sizeof *bias);
-        for (uint32_t i = 0; i < k - miss; i++) bias[i] = 1000.0f;
-        for (uint32_t i = 0; i < miss; i++) bias[k + next[l]++ % others] = 1000.0f;
-        size_t at = (size_t)r->model.experts.layers[l] * K3_LAYER_PARTS + K3_ROUTER_BIAS;
-        st = r->be->weight_fill(r->be, (ms_weight *)r->weights + at, 0, 1, bias, MS_FORMAT_F32, err);
-    }
-    free(bias);
-    return st;
+enum { RIGHT_BIAS = 1000, SETTLE = 2 }; /* passes before those that count */
+
+static uint32_t draw(uint64_t *state, uint32_t below) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((*state >> 33) % below);
 }
 
+/* What is guessed for a layer that takes the experts with a bias in `route`: each of them, or by chance one of the others
+ * in its place. */
+static void guess_route(const shape_run *r, const float *route, float *guess, uint64_t *random) {
+    uint32_t experts = r->model.info.experts;
+    memset(guess, 0, experts * sizeof *guess);
+    for (uint32_t e = 0; e < experts; e++) {
+        uint32_t id = e;
+        if (route[e] == 0) continue;
+        if (draw(random, 100) >= r->f->guess)
+            do id = draw(random, experts);
+            while (route[id] != 0 || guess[id] != 0);
+        guess[id] = RIGHT_BIAS;
+    }
+}
+
+/* Where the choice of routes is.  next[l]: where layer l goes on among the experts that are not kept. */
+typedef struct route_walk {
+    uint32_t *next;
+    uint64_t random;
+} route_walk;
+
+/* What every layer takes in the next pass, and what is guessed of it. */
+static void choose_routes(shape_run *r, uint32_t hits, route_walk *w) {
+    const ms_lane_info *info = &r->model.info;
+    uint32_t k = info->top_k, others = info->experts - k;
+    double misses = k * (100.0 - hits) / 100.0;
+    for (uint32_t l = 0; l < info->moe_layer_count; l++) {
+        float *route = r->routes + (size_t)l * info->experts, *guess = r->guesses + (size_t)l * info->experts;
+        uint32_t miss = (uint32_t)(misses * (l + 1)) - (uint32_t)(misses * l);
+        memset(route, 0, info->experts * sizeof *route);
+        for (uint32_t i = 0; i < k - miss; i++) route[i] = RIGHT_BIAS;
+        for (uint32_t i = 0; i < miss; i++) route[k + w->next[l]++ % others] = RIGHT_BIAS;
+        guess_route(r, route, guess, &w->random);
+        /* the layer before a routed one lets it know its route, when it has been guessed */
+        shape_set_bias(r, l, r->model.experts.layers[l] ? guess : route);
+    }
+}
+
+/* Layers begin at different places, as they share what is on disk. */
+static ms_status routes_create(shape_run *r, route_walk *w, ms_error *err) {
+    const ms_lane_info *info = &r->model.info;
+    size_t n = (size_t)info->moe_layer_count * info->experts;
+    *w = (route_walk){.next = calloc(info->moe_layer_count, sizeof *w->next), .random = 11};
+    r->routes = calloc(n, sizeof *r->routes);
+    r->guesses = calloc(n, sizeof *r->guesses);
+    if (!w->next || !r->routes || !r->guesses) return ms_fail_memory(err, "routes", 2 * n * sizeof *r->routes);
+    for (uint32_t l = 0; l < info->moe_layer_count; l++) w->next[l] = l * 211;
+    return MS_OK;
+}
+
+static void routes_destroy(shape_run *r, route_walk *w) {
+    free(w->next);
+    free(r->routes);
+    free(r->guesses);
+    r->routes = r->guesses = NULL;
+}
+
+/* ------------------------------------------------------------------ passes */
+
 typedef struct figures {
-    double compute, wall, hits, read_bytes; /* seconds of a pass, part, bytes of a pass */
+    double compute, wall, busy;       /* seconds of a pass; with reads under way */
+    double hits, misses;              /* part; experts of a pass */
+    double read_bytes, guessed, used; /* of a pass; guessed reads, those that were wanted */
     disk_probe disk;
 } figures;
 
 /* Passes whose times count, with what they read. */
-static ms_status streamed(shape_run *r, uint32_t *next, figures *f, ms_error *err) {
+static ms_status streamed(shape_run *r, uint32_t hits, route_walk *w, figures *f, ms_error *err) {
     ms_engine_stats before, after;
     ms_expert_service_stats(r->experts, &before);
+    f->disk.count = 0;
+    f->wall = 0;
     MS_TRY(probe(r, &f->disk, err));
     for (uint32_t i = 0; i < r->f->tokens; i++) {
-        if (next) MS_TRY(choose_routes(r, r->f->hits, next, err));
+        if (w) choose_routes(r, hits, w);
+        MS_TRY(r->be->sync(r->be, err));
         uint64_t start = ms_clock_ns();
         MS_TRY(shape_pass(r, err));
         f->wall += shape_seconds(start) / r->f->tokens;
@@ -207,33 +257,11 @@ static ms_status streamed(shape_run *r, uint32_t *next, figures *f, ms_error *er
     uint64_t accesses = after.expert_accesses - before.expert_accesses;
     f->hits = accesses ? (double)(after.expert_hits - before.expert_hits) / (double)accesses : 0;
     f->read_bytes = (double)(after.expert_read_bytes - before.expert_read_bytes) / r->f->tokens;
+    f->misses = (double)accesses * (1 - f->hits) / r->f->tokens;
+    f->busy = (double)(after.read_busy_ns - before.read_busy_ns) / 1e9 / r->f->tokens;
+    f->guessed = (double)(after.guessed_reads - before.guessed_reads) / r->f->tokens;
+    f->used = (double)(after.guesses_used - before.guesses_used) / r->f->tokens;
     return MS_OK;
-}
-
-static ms_status decode(shape_run *r, figures *f, ms_error *err) {
-    uint32_t *next = calloc(r->model.info.moe_layer_count, sizeof *next);
-    if (!next) return ms_fail_memory(err, "routes", r->model.info.moe_layer_count * sizeof *next);
-    double unused;
-    ms_status st = choose_routes(r, 100, next, err);
-    if (st == MS_OK) st = shape_passes(r, 2, &unused, err); /* reads what is kept */
-    if (st == MS_OK) st = shape_passes(r, r->f->tokens, &f->compute, err);
-    if (st == MS_OK && r->f->phases) st = shape_phases(r, err);
-    if (st == MS_OK) st = choose_routes(r, r->f->hits, next, err);
-    if (st == MS_OK) st = shape_pass(r, err);
-    if (st == MS_OK) st = streamed(r, next, f, err);
-    free(next);
-    return st;
-}
-
-static ms_status range(shape_run *r, figures *f, ms_error *err) {
-    double unused;
-    MS_TRY(shape_passes(r, 2, &unused, err)); /* reads nearly every expert */
-    MS_TRY(shape_passes(r, r->f->tokens, &f->compute, err));
-    if (r->f->phases) MS_TRY(shape_phases(r, err));
-    r->slots = (uint32_t)((uint64_t)r->model.info.experts * r->f->hits / 100);
-    MS_TRY(shape_new_experts(r, false, err));
-    MS_TRY(shape_passes(r, 1, &unused, err));
-    return streamed(r, NULL, f, err);
 }
 
 static void print_figures(const shape_run *r, figures *f) {
@@ -241,26 +269,83 @@ static void print_figures(const shape_run *r, figures *f) {
     ms_reader_get_stats(f->disk.reader, &stats);
     double rate = ms_probe_median(f->disk.rate, f->disk.count), asked = ms_probe_median(f->disk.asked, f->disk.count);
     double best = f->disk.rate[f->disk.count - 1]; /* sorted now */
-    double disk = f->read_bytes / rate, larger = disk > f->compute ? disk : f->compute;
-    printf("  experts     the files of %u routed layers serve all %u layers; %s reads, %u at a time\n",
-           r->f->real_layers, r->model.info.moe_layer_count, stats.direct ? "direct" : "buffered", SHAPE_STAGING);
+    double needed = f->misses * (double)r->model.experts.expert_bytes, disk = needed / rate;
+    double larger = disk > f->compute ? disk : f->compute;
+    printf("  experts     the files of %u routed layers serve all %u layers; %s reads\n", r->f->real_layers,
+           r->model.info.moe_layer_count, stats.direct ? "direct" : "buffered");
     printf(
-        "  disk        %.3f GB/s by the reader alone, median of %u between the passes (best %.3f; %u experts at a time "
-        "with waits between %.3f)\n",
-        rate / 1e9, f->disk.count, best / 1e9, f->disk.together, asked / 1e9);
-    printf("  read        %.3f GB a pass: %.2f ms of the disk\n", f->read_bytes / 1e9, 1e3 * disk);
+        "  disk        %.3f GB/s by the reader alone, %u at a time, median of %u between the passes (best %.3f; %u "
+        "experts at a time with waits between %.3f)\n",
+        rate / 1e9, SHAPE_STAGING, f->disk.count, best / 1e9, f->disk.together, asked / 1e9);
+    printf("  misses      %.3f GB a pass: %.2f ms of the disk; %.3f GB read\n", needed / 1e9, 1e3 * disk,
+           f->read_bytes / 1e9);
+    if (r->f->rows == 1 && r->f->guess)
+        printf("  guesses     each right with a chance of %u %%; %.0f reads a pass, %.1f %% of them wanted\n", r->f->guess,
+               f->guessed, f->guessed > 0 ? 100 * f->used / f->guessed : 0);
+    else if (r->f->guess)
+        printf("  guesses     all experts of the next layer; %.0f reads a pass, %.1f %% of them wanted\n", f->guessed,
+               f->guessed > 0 ? 100 * f->used / f->guessed : 0);
     printf("  compute     %.2f ms a pass of %u rows with every expert in its slot\n", 1e3 * f->compute, r->f->rows);
     printf("  streaming   %.2f ms a pass, %u passes, %.1f %% hits, %u slots a layer; %.2f rows/s\n", 1e3 * f->wall,
            r->f->tokens, 100 * f->hits, r->slots, r->f->rows / f->wall);
-    printf("  overlap     %.1f %%: max(disk, compute) of streaming\n", 100 * larger / f->wall);
+    printf("  idle        %.2f ms a layer without a read under way\n",
+           1e3 * (f->wall - f->busy) / r->model.info.moe_layer_count);
+    printf("  overlap     %.1f %%: max(disk of the misses, compute) of streaming\n", 100 * larger / f->wall);
+}
+
+static ms_status decode_at(shape_run *r, uint32_t hits, route_walk *w, figures *f, ms_error *err) {
+    double misses = r->model.info.top_k * (100.0 - hits) / 100.0;
+    f->disk.together = misses < 1 ? 1 : (uint32_t)(misses + 0.5);
+    for (uint32_t i = 0; i < SETTLE; i++) {
+        choose_routes(r, hits, w);
+        MS_TRY(shape_pass(r, err));
+    }
+    MS_TRY(streamed(r, hits, w, f, err));
+    print_figures(r, f);
+    return MS_OK;
+}
+
+static ms_status decode(shape_run *r, figures *f, ms_error *err) {
+    route_walk w;
+    double unused;
+    ms_status st = routes_create(r, &w, err);
+    if (st == MS_OK) choose_routes(r, 100, &w);
+    if (st == MS_OK) st = shape_passes(r, 1, &unused, err); /* reads what is kept */
+    float *routes = r->routes;
+    r->routes = NULL; /* they stay as they are */
+    if (st == MS_OK) st = shape_passes(r, 1, &unused, err);
+    if (st == MS_OK) st = shape_passes(r, r->f->tokens, &f->compute, err);
+    if (st == MS_OK && r->f->phases) st = shape_phases(r, err);
+    r->routes = routes;
+    for (uint32_t i = 0; i < r->f->hit_rate_count && st == MS_OK; i++) st = decode_at(r, r->f->hit_rates[i], &w, f, err);
+    routes_destroy(r, &w);
+    return st;
+}
+
+static ms_status range_at(shape_run *r, uint32_t hits, figures *f, ms_error *err) {
+    double unused;
+    r->slots = (uint32_t)((uint64_t)r->model.info.experts * hits / 100);
+    f->disk.together = PROBE_EXPERTS;
+    MS_TRY(shape_new_experts(r, false, err));
+    MS_TRY(shape_passes(r, 1, &unused, err));
+    MS_TRY(streamed(r, hits, NULL, f, err));
+    print_figures(r, f);
+    return MS_OK;
+}
+
+static ms_status range(shape_run *r, figures *f, ms_error *err) {
+    double unused;
+    MS_TRY(shape_passes(r, 2, &unused, err)); /* reads nearly every expert */
+    MS_TRY(shape_passes(r, r->f->tokens, &f->compute, err));
+    if (r->f->phases) MS_TRY(shape_phases(r, err));
+    for (uint32_t i = 0; i < r->f->hit_rate_count; i++) MS_TRY(range_at(r, r->f->hit_rates[i], f, err));
+    return MS_OK;
 }
 
 ms_status shape_stream(shape_run *r, ms_error *err) {
-    double misses = r->f->rows == 1 ? r->model.info.top_k * (100.0 - r->f->hits) / 100.0 : PROBE_EXPERTS;
-    figures f = {.disk.together = misses < 1 ? 1 : (uint32_t)(misses + 0.5)};
+    figures f = {0};
     ms_status st = probe_open(r, &f.disk, err);
     if (st == MS_OK) st = r->f->rows == 1 ? decode(r, &f, err) : range(r, &f, err);
-    if (st == MS_OK) print_figures(r, &f);
     probe_close(r, &f.disk);
     return st;
 }

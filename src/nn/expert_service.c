@@ -16,7 +16,10 @@
 enum {
     AHEAD_MAX = 32,    /* guessed reads under way */
     AHEAD_WINDOW = 32, /* guessed reads of a layer after which older ones count half */
-    AHEAD_PAUSE = 32   /* requests of a layer without guesses after bad ones, before they are looked at again */
+    AHEAD_PAUSE = 32,  /* requests of a layer without guesses after bad ones, before they are looked at again */
+    ALL_WINDOW = 128,  /* the same of all layers */
+    ALL_PAUSE = 8,     /* tokens */
+    TIME_SHARE = 8     /* a new time counts so much less than what is known */
 };
 /* Enough reads in flight for a drive: this many, or more if they are small. */
 enum { FEW_READS = 3, FEW_BYTES = 6 << 20 };
@@ -38,11 +41,19 @@ typedef struct ahead_read {
     unsigned buffer;
 } ahead_read;
 
-/* How good the guesses for a layer were. */
+/* How good the guesses for a layer were, or for all. */
 typedef struct ahead_trust {
     uint32_t read, right; /* guessed reads, older ones count less; those that were wanted */
     uint32_t pause;       /* requests without one */
 } ahead_trust;
+
+/* What guesses are worth: times of late, in seconds; 0: not known. */
+typedef struct ahead_times {
+    double idle;               /* from a layer's last expert to the next layer's request: without guesses the drive rests */
+    double read;               /* the drive's for an expert */
+    uint64_t given_ns;         /* when the last expert of a request was given; 0: there was none to read */
+    uint64_t busy_ns, reads;   /* of the reader when `read` was taken */
+} ahead_times;
 
 #define CHUNK_BYTES (1ull << 30) /* of slots */
 enum { LEND_PAGE = 4096 };
@@ -66,6 +77,7 @@ struct ms_expert_service {
     ms_expert_service_options options;
     uint64_t expert_bytes;
     uint32_t scratch_count, few_reads; /* few_reads: in flight for a request of no more than the buffers take */
+    uint32_t landing;                  /* most experts that ms_expert_next gives as they land */
 
     ms_expert_cache *cache;
     ms_reader *reader;
@@ -98,6 +110,8 @@ struct ms_expert_service {
     uint32_t guess_layer;
     bool guess_made;    /* since the last request */
     ahead_trust *trust; /* [layers] */
+    ahead_trust trust_all;
+    ahead_times times;
     uint64_t ahead_reads, ahead_used;
 
     uint64_t lent_bytes; /* counted again with every loan */
@@ -240,12 +254,13 @@ static void choose_chunks(ms_expert_service *s) {
     s->layer_chunks = slots ? (slots - 1) / s->chunk_slots + 1 : 0;
 }
 
-/* On a device installs and products wait in its queue, not here: what lands together is no loss. */
 static void choose_depths(ms_expert_service *s) {
     ms_expert_service_options *o = &s->options;
+    /* Where products run later, half of the scratch slots can be filled while the other half is in use. */
+    s->landing = s->backend->deferred ? MS_SCRATCH_SLOTS / 2 : MS_SCRATCH_SLOTS;
     uint32_t few = (uint32_t)(FEW_BYTES / s->table->read_bytes) + 1;
     if (few < FEW_READS) few = FEW_READS;
-    s->few_reads = o->read_depth ? o->read_depth : s->backend->deferred || few > o->staging ? o->staging : few;
+    s->few_reads = o->read_depth ? o->read_depth : few > o->staging ? o->staging : few;
     if (o->read_depth == 0) o->read_depth = o->staging;
 }
 
@@ -348,17 +363,45 @@ static ms_read_request read_of(const ms_expert_service *s, uint32_t layer, uint3
 
 /* ------------------------------------------------------------------ lookahead */
 
-/* A guess that cost a read has been right or wrong. */
-static void judge(ms_expert_service *s, bool right) {
-    ahead_trust *t = &s->trust[s->guess_layer];
+static double mean_of_late(double mean, double now) { return mean > 0 ? mean + (now - mean) / TIME_SHARE : now; }
+
+/* With each request.  What the drive does between layers has nothing to do with what it does between tokens. */
+static void measure_times(ms_expert_service *s, bool next_layer) {
+    ahead_times *t = &s->times;
+    ms_reader_stats r;
+    ms_reader_get_stats(s->reader, &r);
+    if (next_layer && t->given_ns) t->idle = mean_of_late(t->idle, 1e-9 * (double)(ms_clock_ns() - t->given_ns));
+    t->given_ns = 0;
+    uint64_t reads = r.reads - t->reads;
+    if (reads < AHEAD_WINDOW) return;
+    t->read = mean_of_late(t->read, 1e-9 * (double)(r.busy_ns - t->busy_ns) / (double)reads);
+    t->busy_ns = r.busy_ns;
+    t->reads = r.reads;
+}
+
+/* Part of the guesses that must be right.  A right one saves what the drive would have rested, a wrong one costs the rest
+ * of its read: where reads are long beside what a layer computes, few may be wrong. */
+static double needed_part(const ahead_times *t) {
+    bool known = t->read > 0 && t->idle > 0;
+    if (!known || t->idle >= t->read / 2) return 0.5;
+    return 1 - t->idle / t->read;
+}
+
+static void count_guess(ahead_trust *t, bool right, uint32_t window, double needed, uint32_t pause) {
     t->read++;
     t->right += right;
-    s->ahead_reads++;
-    s->ahead_used += right;
-    if (t->read < AHEAD_WINDOW) return;
-    if (t->right < t->read / 2) t->pause = AHEAD_PAUSE;
+    if (t->read < window) return;
+    if (t->right < needed * t->read) t->pause = pause;
     t->read /= 2;
     t->right /= 2;
+}
+
+/* A guess that cost a read has been right or wrong. */
+static void judge(ms_expert_service *s, bool right) {
+    count_guess(&s->trust[s->guess_layer], right, AHEAD_WINDOW, 0.5, AHEAD_PAUSE);
+    count_guess(&s->trust_all, right, ALL_WINDOW, needed_part(&s->times), ALL_PAUSE * s->table->layer_count);
+    s->ahead_reads++;
+    s->ahead_used += right;
 }
 
 /* What has not begun costs nothing. */
@@ -393,10 +436,14 @@ bool ms_expert_wants_guess(const ms_expert_service *s, uint32_t moe_layer) {
     if (s->ahead_limit == 0 || s->options.slots >= s->table->expert_count || moe_layer >= s->table->layer_count)
         return false;
     if (s->guess_made && s->guess_layer == moe_layer) return false;
-    return s->trust[moe_layer].pause == 0;
+    return s->trust[moe_layer].pause == 0 && s->trust_all.pause == 0;
 }
 
-bool ms_expert_runs_dry(const ms_expert_service *s) { return s->open && s->hits_given && s->left == 1; }
+bool ms_expert_waits(const ms_expert_service *s) { return s->open && s->left; }
+
+bool ms_expert_runs_dry(const ms_expert_service *s) {
+    return ms_expert_waits(s) && s->hits_given && s->left <= (s->backend->deferred ? s->landing : 1);
+}
 
 static ahead_read *guessed(ms_expert_service *s, uint32_t expert) {
     for (uint32_t i = 0; i < s->ahead_limit; i++) {
@@ -426,6 +473,17 @@ void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *e
         if (ms_reader_submit(s->reader, &read, 1, NULL) != MS_OK) return;
         s->ahead[at] = (ahead_read){.state = AHEAD_READING, .expert = experts[i]};
     }
+}
+
+void ms_expert_guess_all(ms_expert_service *s, uint32_t moe_layer) {
+    if (!ms_expert_wants_guess(s, moe_layer)) return;
+    uint32_t ids[AHEAD_MAX], count = 0;
+    for (uint32_t e = 0; e < s->table->expert_count; e++)
+        if (!ms_cache_resident(s->cache, moe_layer, e)) s->reads[count++] = read_of(s, moe_layer, e, e);
+    qsort(s->reads, count, sizeof *s->reads, by_place);
+    if (count > s->ahead_limit) count = s->ahead_limit;
+    for (uint32_t i = 0; i < count; i++) ids[i] = (uint32_t)s->reads[i].tag;
+    ms_expert_guess(s, moe_layer, ids, count);
 }
 
 /* A guess that is this want becomes its read. */
@@ -501,6 +559,7 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
     if (moe_layer >= s->table->layer_count || count > s->table->expert_count)
         return ms_fail(err, MS_ERR_INTERNAL, "expert request for layer %u, %u experts is out of range", moe_layer,
                        count);
+    if (s->ahead_limit) measure_times(s, moe_layer == s->layer + 1);
     MS_TRY(ms_cache_plan(s->cache, moe_layer, experts, uses, count, s->wants, err));
     if (s->observer) s->observer(s->observer_arg, moe_layer, s->wants, count);
     s->open = true;
@@ -519,6 +578,7 @@ ms_status ms_expert_request(ms_expert_service *s, uint32_t moe_layer, const uint
     forget_guesses(s);
     s->guess_made = false;
     if (s->trust[moe_layer].pause) s->trust[moe_layer].pause--;
+    if (s->trust_all.pause) s->trust_all.pause--;
     ms_reader_set_depth(s->reader, s->left > s->options.staging ? s->options.read_depth : s->few_reads);
     if (reads) qsort(s->reads, reads, sizeof *s->reads, by_place);
     ms_status st = reads ? ms_reader_submit(s->reader, s->reads, reads, err) : MS_OK;
@@ -623,7 +683,7 @@ static ms_status take(ms_expert_service *s, const ms_read_done *done, ms_expert_
     }
     if (w->kind != MS_WANT_FILL) s->next_scratch = (s->next_scratch + 1) % MS_SCRATCH_SLOTS;
     *ready = (ms_expert_ready){.index = i, .slot = slot};
-    s->left--;
+    if (--s->left == 0) s->times.given_ns = ms_clock_ns();
     s->account.completions++;
     return MS_OK;
 }
@@ -639,11 +699,9 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
                 ready[(*count)++] = (ms_expert_ready){.index = i, .slot = slot_address(s, s->wants[i].slot)};
         if (*count) return MS_OK;
     }
-    /* Wait for one, then take what has landed beside it.  A buffer must be free to read into; and where products run
-     * later, half of the scratch slots can be filled while the other half is in use. */
+    /* Wait for one, then take what has landed beside it.  A buffer must be free to read into. */
     uint32_t buffers = s->options.staging < MS_TICKETS ? s->options.staging : MS_TICKETS;
-    uint32_t most = s->backend->deferred ? MS_SCRATCH_SLOTS / 2 : MS_SCRATCH_SLOTS;
-    for (bool got = true; s->left && *count < most;) {
+    for (bool got = true; s->left && *count < s->landing;) {
         ms_read_done done;
         MS_TRY(end_installs(s, buffers - 1, err));
         s->account.wait_calls += *count == 0;

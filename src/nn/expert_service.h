@@ -8,6 +8,8 @@
  * expert waits in staging; the request takes it from there if it was right, and forgets it if not.  Guesses never enter the
  * cache, so they decide when bytes are read and nothing else.  They hold half of the staging buffers at most.
  *
+ * A guess is worth the drive's rest between two layers and a wrong one costs a read, so it is measured what both take.
+ *
  * Depth: a drive works on all reads that it has at a time, and they land together.  A request of a few reads gives it a few
  * at a time, enough to keep it busy: then the first can be worked on while the others come, and a guess that turns out
  * wrong has often not begun.
@@ -75,11 +77,18 @@ ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t 
  * not that of an open request.  What is not resident is read, as far as half of the staging buffers goes; an earlier guess is
  * forgotten, except for what is under way of the same layer.  Never fails: the request itself meets what a guess met. */
 void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count);
-/* Whether a guess for this layer is worth making now: lookahead is on, none has been made since the last request, and
- * those for this layer have been right as often as not, or it is time to look again. */
+/* Whether a guess for this layer is worth making now: lookahead is on, none has been made since the last request,
+ * those for this layer have been right as often as not, and those for all layers often enough for what the drive would
+ * rest between two layers beside the time of a read; or it is time to look again. */
 bool ms_expert_wants_guess(const ms_expert_service *s, uint32_t moe_layer);
-/* The open request has given all but the expert it reads last: a guess now keeps the drive busy when that has landed. */
+/* Experts of the open request are still to be read. */
+bool ms_expert_waits(const ms_expert_service *s);
+/* The open request has given all but the expert it reads last (where a backend works later: the last two, which may land
+ * together): a guess now keeps the drive busy when that has landed. */
 bool ms_expert_runs_dry(const ms_expert_service *s);
+/* A guess at a request of nearly all experts of a layer, made by a range that has just asked for nearly all of another:
+ * those that are not resident, in physical order, as far as buffers go.  Does nothing where a guess is not wanted. */
+void ms_expert_guess_all(ms_expert_service *s, uint32_t moe_layer);
 
 /* Ends the request, finished or not. */
 void ms_expert_end(ms_expert_service *s);

@@ -143,7 +143,9 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
 
     MS_TRY(ms_expert_request(service, moe_layer, g.unique, g.uses, g.unique_count, err));
     if (!be->deferred) run_shared(be, moe, buf, x, n);
-    bool guesses = moe->guess && n == 1 && !be->deferred && ms_expert_wants_guess(service, moe_layer + 1);
+    bool guesses =
+        moe->guess && n == 1 && ms_expert_waits(service) && ms_expert_wants_guess(service, moe_layer + 1);
+    if (n > 1 && g.unique_count >= moe->experts - moe->experts / 8) ms_expert_guess_all(service, moe_layer + 1);
     st = run_experts(be, service, moe, buf, out, &g, guesses, err);
     ms_expert_end(service);
     if (st == MS_OK) sum_up(be, moe, buf, out, n);

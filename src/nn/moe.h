@@ -22,8 +22,8 @@ typedef struct ms_moe {
     const ms_weight *latent_down, *latent_up; /* dim -> latent, latent -> dim; NULL: the experts work in dim */
     const ms_weight *latent_norm;             /* RMS after the sum; NULL: none */
     const ms_weight *shared_gate, *shared_up, *shared_down; /* NULL: no shared experts */
-    /* For one row, where operations run at once: called while the last read is under way, with `out` as it would be if
-     * the expert that is still missing added nothing.  x is not needed any more.  NULL: nobody. */
+    /* For one row: called while the last reads are under way, with `out` as it would be if what is still missing added
+     * nothing.  x is not needed any more.  NULL: nobody. */
     ms_status (*guess)(void *arg, const float *out, ms_error *err);
     void *guess_arg;
 } ms_moe;
@@ -50,8 +50,7 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
                          ms_error *err);
 
 /* Guesses the experts of the next routed layer from x [1][dim], a state like the one its router will see, and starts their
- * reads: the three quarters with the largest weights.  Only where operations run at once: waiting for a device would cost
- * more than the reads. */
+ * reads: the three quarters with the largest weights.  Waits for the device: worth it beside reads that are under way. */
 ms_status ms_moe_guess(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_router *router,
                        const ms_moe_buffers *buf, const float *x, ms_error *err);
 

@@ -54,11 +54,13 @@ static void test_streaming(void **state) {
     char dir[64];
     cli_make_folder(dir);
     run(WORDS(SHAPE, "--tokens", "3", "--slots", "12", "--hits", "50"), 0, dir,
-        WORDS("files of 1 routed layers serve all 4 layers", "3 passes, 50.0 % hits, 12 slots", "max(disk, compute)"));
+        WORDS("files of 1 routed layers serve all 4 layers", "3 passes, 50.0 % hits, 12 slots", "right with a chance of 93 %", "max(disk of the misses, compute)"));
     run(WORDS(SHAPE, "--tokens", "2", "--slots", "12", "--hits", "0", "--real-layers", "2", "--phases"), 0, dir,
         WORDS("files of 2 routed layers serve all 4 layers", "2 passes, 0.0 % hits", "experts_run"));
     run(WORDS(SHAPE, "--tokens", "2", "--rows", "16", "--hits", "25"), 0, dir,
-        WORDS("ms a pass of 16 rows", "8 slots a layer"));
+        WORDS("ms a pass of 16 rows", "8 slots a layer", "all experts of the next layer"));
+    run(WORDS(SHAPE, "--tokens", "2", "--slots", "12", "--hits", "75,0", "--guess", "0", "--depth", "2"), 0, dir,
+        WORDS("75.0 % hits", " 0.0 % hits", "overlap"));
     cli_remove_folder(dir);
 }
 
@@ -68,7 +70,8 @@ static void test_refused(void **state) {
     cli_make_folder(dir);
     run(WORDS(SHAPE, "--slots", "3"), 2, dir, WORDS("slots 3: expected 4 to 32"));
     run(WORDS(SHAPE, "--slots", "32", "--hits", "50"), 2, dir, WORDS("slots 32", "at most 28"));
-    run(WORDS(SHAPE, "--hits", "101"), 2, dir, WORDS("--hits"));
+    static const char *const bad[] = {"101", "50,100", "50,", ",50", "", "x", "50 ", "1,2,3,4,5,6,7,8,9"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) run(WORDS(SHAPE, "--hits", bad[i]), 2, dir, WORDS("--hits"));
     run(WORDS("bench", "shape", "--folder", "/no/such/folder"), 1, dir, WORDS("/no/such/folder"));
     cli_remove_folder(dir);
 }

@@ -21,6 +21,7 @@ typedef struct outcome {
     float *logits; /* [rows][vocab] */
     size_t rows;
     uint32_t vocab;
+    uint64_t guesses, right; /* reads */
     ms_digest digest;
 } outcome;
 
@@ -81,6 +82,10 @@ static outcome run(const model_case *c, const char *backend, uint32_t rows) {
         keep(&out, ms_session_logits(s), 1);
     }
     ok(ms_session_digest(s, &out.digest, &err), &err);
+    ms_engine_stats stats;
+    ms_engine_get_stats(e, &stats);
+    out.guesses = stats.guessed_reads;
+    out.right = stats.guesses_used;
     ms_session_destroy(s);
     ms_engine_close(e);
     return out;
@@ -105,6 +110,7 @@ static void expect_same(outcome *want, outcome *got, const model_case *c) {
 void model_check(const model_case *c) {
     outcome want = run(c, "cpu", 0), got = run(c, gpu_test_name(), 0);
     expect_same(&want, &got, c);
+    assert_true(got.right > 0 && got.right <= got.guesses); /* experts are guessed on a device too */
 }
 
 void model_check_cut(const model_case *c, uint32_t rows) {

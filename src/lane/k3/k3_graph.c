@@ -221,10 +221,11 @@ static ms_mix mix_of(const pass *p, const ms_weight *score, uint32_t first_row) 
 }
 
 /* What the router of layer l would say to the state as it is and `add` (NULL: nothing), if nothing else were added
- * before.  The reads run beside what is. */
+ * before.  The reads run beside what is.  Behind the layer, when no read is under way, waiting for a device would cost
+ * more than the reads. */
 static ms_status guess(pass *p, uint32_t l, uint32_t moe_layer, const float *add, ms_error *err) {
     const k3_config *c = p->c;
-    if (p->n != 1 || p->be->deferred || l >= c->layers || !k3_is_moe(c, l)) return MS_OK;
+    if (p->n != 1 || (p->be->deferred && !add) || l >= c->layers || !k3_is_moe(c, l)) return MS_OK;
     if (!ms_expert_wants_guess(p->run->experts, moe_layer)) return MS_OK;
     ms_mix m = mix_of(p, part(p, l, K3_MLP_RES_NORM), 0);
     if (add) {

@@ -185,10 +185,11 @@ static ms_moe_buffers moe_buffers(const pass *p) {
 }
 
 /* What the router of layer l would say to the state as it is and `add` (NULL: nothing), if nothing else were added
- * before.  The reads run beside what is. */
+ * before.  The reads run beside what is.  Behind the layer, when no read is under way, waiting for a device would cost
+ * more than the reads. */
 static ms_status guess(pass *p, uint32_t l, uint32_t moe_layer, const float *add, ms_error *err) {
     const mimo_config *c = p->c;
-    if (p->n != 1 || p->be->deferred || l >= c->layers || !c->moe[l]) return MS_OK;
+    if (p->n != 1 || (p->be->deferred && !add) || l >= c->layers || !c->moe[l]) return MS_OK;
     if (!ms_expert_wants_guess(p->run->experts, moe_layer)) return MS_OK;
     if (add) p->be->add(p->be, p->normed, p->sum, add, c->hidden);
     p->be->rms_norm(p->be, p->normed, add ? p->normed : p->sum, 1, c->hidden, &p->w->layer[l].post_norm, c->eps);
