@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 
-enum { MAX_BLOCKS = 1 << 20, MAX_INDENT = 32, COUNT_WORK = 2000000, ENOUGH_WORDS = 1 << 20 };
+enum { MAX_BLOCKS = 1 << 20, MAX_INDENT = 32, COUNT_WORK = 2000000, SCHEMA_WORK = 8000000, ENOUGH_WORDS = 1 << 20 };
 
 static bool failed(const ms_grammar *g) { return g->status != MS_OK; }
 
@@ -100,6 +100,7 @@ ms_status ms_grammar_create(ms_grammar **out, ms_error *err) {
     ms_grammar *g = calloc(1, sizeof *g);
     if (!g) return ms_fail_memory(err, "a grammar", sizeof *g);
     g->count_work = COUNT_WORK;
+    g->schema_work = SCHEMA_WORK;
     uint32_t id;
     (void)add(g, MS_BLOCK_CHOICE, &id); /* 0: nothing fits */
     if (!failed(g)) add_space(g);
@@ -429,6 +430,8 @@ uint32_t ms_grammar_array(ms_grammar *g, const ms_array_rule *rule) {
 }
 
 /* ------------------------------------------------------------------ end */
+
+uint64_t *ms_grammar_work(ms_grammar *g) { return &g->schema_work; }
 
 ms_status ms_grammar_status(const ms_grammar *g) { return g->status; }
 

@@ -32,6 +32,10 @@ enum { MS_LEAST_MAX = 1 << 18 };
 ms_status ms_grammar_create(ms_grammar **out, ms_error *err);
 void ms_grammar_free(ms_grammar *g); /* NULL is fine */
 
+/* Steps left for schemas that are compiled into it, beyond a share that each has for itself: so many schemas are not
+ * more work than a few (schema_compile.c). */
+uint64_t *ms_grammar_work(ms_grammar *g);
+
 /* ------------------------------------------------------------------ blocks */
 
 uint32_t ms_grammar_literal(ms_grammar *g, const char *text, size_t len);

@@ -83,6 +83,7 @@ struct ms_grammar {
     ms_dfa *dfas;
     uint32_t dfa_count, dfa_cap;
     uint64_t count_work;  /* steps left for counting texts that must differ */
+    uint64_t schema_work; /* ms_grammar_work */
     uint32_t root, space; /* space: the block of white space between JSON tokens */
     bool control_used[256];
     ms_status status;

@@ -21,13 +21,15 @@ ms_status ms_reply_response_block(ms_grammar *g, const ms_reply_rules *rules, ui
 }
 
 /* Whether the schema has any text, found in a grammar of its own. */
-static ms_status check_alone(const ms_schema *s, ms_reply_report *report, ms_error *err) {
+static ms_status check_alone(const ms_schema *s, ms_grammar *for_it, ms_reply_report *report, ms_error *err) {
     ms_grammar *g;
     uint32_t block;
     bool exact;
     MS_TRY(ms_grammar_create(&g, err));
+    *ms_grammar_work(g) = *ms_grammar_work(for_it);
     ms_status status = ms_schema_compile(s, g, &block, &exact, &report->fault, err);
     if (status == MS_OK) status = ms_grammar_finish(g, block, err);
+    *ms_grammar_work(for_it) = *ms_grammar_work(g);
     ms_grammar_free(g);
     return status;
 }
@@ -35,7 +37,7 @@ static ms_status check_alone(const ms_schema *s, ms_reply_report *report, ms_err
 static ms_status compile_tool(ms_grammar *g, const ms_schema *s, const ms_arguments_syntax *syntax, uint32_t *typed,
                               uint32_t *json, ms_reply_report *report, ms_error *err) {
     bool extra, exact = true;
-    MS_TRY(check_alone(s, report, err));
+    MS_TRY(check_alone(s, g, report, err));
     MS_TRY(ms_schema_compile_arguments(s, g, syntax, typed, &extra, &exact, &report->fault, err));
     report->exact = report->exact && exact;
     *json = 0;
