@@ -431,6 +431,8 @@ uint32_t ms_grammar_array(ms_grammar *g, const ms_array_rule *rule) {
 
 /* ------------------------------------------------------------------ end */
 
+bool ms_grammar_is_empty(const ms_grammar *g, uint32_t block) { return g->blocks[block].cost >= MS_BOUND_NONE; }
+
 uint64_t *ms_grammar_work(ms_grammar *g) { return &g->schema_work; }
 
 ms_status ms_grammar_status(const ms_grammar *g) { return g->status; }

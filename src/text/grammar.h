@@ -107,6 +107,8 @@ uint32_t ms_grammar_array(ms_grammar *g, const ms_array_rule *rule);
 
 /* Ends building.  MS_ERR_USAGE when no text at all fits, or none of at most MS_LEAST_MAX symbols. */
 ms_status ms_grammar_finish(ms_grammar *g, uint32_t root, ms_error *err);
+/* Whether no text at all fits a block; after finish, also one that failed for its root. */
+bool ms_grammar_is_empty(const ms_grammar *g, uint32_t block);
 /* The failure that made blocks 0, before finish; MS_OK: none so far. */
 ms_status ms_grammar_status(const ms_grammar *g);
 

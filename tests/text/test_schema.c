@@ -116,6 +116,46 @@ static void cases_agree(void **state) {
     ms_text_free(&t);
 }
 
+/* ------------------------------------------------------------------ kinds of refusals */
+
+static void refusals_say_what_is_wrong(void **state) {
+    (void)state;
+    static const struct {
+        const char *schema, *pointer, *keyword;
+        ms_schema_fault_kind kind;
+    } rules[] = {{"{\"items\":{\"tpye\":\"x\"}}", "/items", "tpye", MS_SCHEMA_UNKNOWN},
+                 {"{\"items\":{\"type\":\"strong\"}}", "/items", "type", MS_SCHEMA_MALFORMED},
+                 {"{\"items\":3}", "/items", "", MS_SCHEMA_MALFORMED},
+                 {"{\"enum\":[]}", "", "enum", MS_SCHEMA_MALFORMED},
+                 {"{\"$ref\":\"#/nowhere\"}", "", "$ref", MS_SCHEMA_MALFORMED},
+                 {"{\"$ref\":\"#\"}", "", "$ref", MS_SCHEMA_MALFORMED},
+                 {"{\"$ref\":\"http://x.example/\"}", "", "$ref", MS_SCHEMA_UNSUPPORTED},
+                 {"{\"items\":{\"pattern\":\"(?=a)\"}}", "/items", "pattern", MS_SCHEMA_UNSUPPORTED},
+                 {"{\"not\":{\"multipleOf\":3}}", "", "not", MS_SCHEMA_UNSUPPORTED}};
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        ms_json_doc *doc;
+        ms_schema *s;
+        ms_grammar *g;
+        ms_schema_fault fault = {.kind = MS_SCHEMA_IMPOSSIBLE};
+        ms_error err;
+        uint32_t root;
+        bool exact;
+        assert_int_equal(ms_json_parse(&doc, rules[i].schema, strlen(rules[i].schema), "schema", NULL, &err), MS_OK);
+        assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
+        ms_status status = ms_schema_open(&s, ms_json_root(doc), &fault, &err);
+        if (status == MS_OK) {
+            status = ms_schema_compile(s, g, &root, &exact, &fault, &err);
+            ms_schema_close(s);
+        }
+        assert_int_equal(status, MS_ERR_USAGE);
+        if (fault.kind != rules[i].kind) fail_msg("%s: kind %d: %s", rules[i].schema, (int)fault.kind, err.message);
+        assert_string_equal(fault.pointer, rules[i].pointer);
+        assert_string_equal(fault.keyword, rules[i].keyword);
+        ms_grammar_free(g);
+        ms_json_free(doc);
+    }
+}
+
 /* ------------------------------------------------------------------ numbers as doubles */
 
 static uint32_t random_below(uint32_t n) {
@@ -182,6 +222,7 @@ static void numbers_hold_as_doubles(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(cases_agree), cmocka_unit_test(numbers_hold_as_doubles)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(cases_agree), cmocka_unit_test(refusals_say_what_is_wrong),
+                                       cmocka_unit_test(numbers_hold_as_doubles)};
     return cmocka_run_group_tests_name("schema", tests, NULL, NULL);
 }
