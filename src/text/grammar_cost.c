@@ -39,26 +39,32 @@ static uint64_t bytes_of(const ms_distinct *d, uint64_t texts) {
     return x->bytes - (x->words - texts) * x->length;
 }
 
-/* `wanted` more texts of one class when `used` are taken; `each` is added for every one. */
-static uint32_t distinct_cost(const ms_matcher *m, const ms_distinct *d, uint32_t used, uint32_t wanted, uint32_t each,
-                              uint32_t seen) {
+/* What is taken already: `used` texts, those of the list `seen`, and one more while it is being written. */
+typedef struct used_texts {
+    uint32_t used, seen;
+    bool writing;
+} used_texts;
+
+/* `wanted` more texts of one class; `each` is added for every one.  What a text that is being written will be is not known,
+ * so nothing can be said of the very next one beyond what is true of any so many texts. */
+static uint32_t distinct_cost(const ms_matcher *m, const ms_distinct *d, const used_texts *u, uint32_t wanted,
+                              uint32_t each) {
     if (each >= MS_BOUND_NONE) return MS_BOUND_NONE;
-    if (d->known < used || d->known - used < wanted) {
-        if (wanted != 1 || !m) return MS_BOUND_NONE;
-        return ms_bound_add(ms_taken_cost(m, d, seen), each);
+    if (d->known < u->used || d->known - u->used < wanted) {
+        if (wanted != 1 || !m || u->writing) return MS_BOUND_NONE;
+        return ms_bound_add(ms_taken_cost(m, d, u->seen), each);
     }
-    uint64_t bytes = bytes_of(d, (uint64_t)used + wanted) - bytes_of(d, used);
+    uint64_t bytes = bytes_of(d, (uint64_t)u->used + wanted) - bytes_of(d, u->used);
     return bytes >= MS_BOUND_NONE ? MS_BOUND_NONE : ms_bound_add((uint32_t)bytes, ms_bound_times(each, wanted));
 }
 
 /* ------------------------------------------------------------------ objects */
 
 typedef struct place {
-    uint32_t a, b;  /* next declared member, members so far */
-    uint32_t used;  /* extra members so far */
-    uint32_t seen;
-    bool comma;     /* one is due before the next member */
-    bool one;       /* a member must come */
+    uint32_t a, b;    /* next declared member, members so far */
+    used_texts texts; /* of extra members or items so far */
+    bool comma;       /* one is due before the next member */
+    bool one;         /* a member must come */
 } place;
 
 static uint32_t member_cost(const ms_grammar *g, const ms_member *x) {
@@ -96,7 +102,7 @@ static uint32_t extra_cost(const ms_grammar *g, const ms_matcher *m, const ms_ob
     uint32_t best = MS_BOUND_NONE;
     for (uint32_t i = 0; i < o->extra_count; i++) {
         uint32_t each = ms_bound_add(2, g->blocks[o->extras[i].value].cost);
-        uint32_t cost = distinct_cost(m, &o->extras[i], p->used, wanted, each, p->seen);
+        uint32_t cost = distinct_cost(m, &o->extras[i], &p->texts, wanted, each);
         if (cost < best) best = cost;
     }
     return best;
@@ -130,7 +136,12 @@ static uint32_t object_rest(const ms_grammar *g, const ms_matcher *m, const ms_o
 static const ms_object_block *object_of(const ms_matcher *m, const ms_frame *f) { return m->g->blocks[f->block].object; }
 
 static place place_of(const ms_matcher *m, const ms_frame *f) {
-    return (place){.a = f->a, .b = f->b, .used = m->seen[f->seen].count, .seen = f->seen};
+    return (place){.a = f->a, .b = f->b, .texts = {m->seen[f->seen].count, f->seen, false}};
+}
+
+static void one_more(place *p) {
+    p->texts.used++;
+    p->texts.writing = true;
 }
 
 bool ms_member_fits(const ms_matcher *m, const ms_frame *f, uint32_t member) {
@@ -150,7 +161,7 @@ static uint32_t after_extra(const ms_matcher *m, const ms_frame *f) {
     place p = place_of(m, f);
     p.a = o->member_count;
     p.b += o->counted;
-    p.used++;
+    one_more(&p);
     p.comma = true;
     return object_rest(m->g, m, o, &p);
 }
@@ -230,7 +241,7 @@ static uint32_t items_cost(const ms_grammar *g, const ms_matcher *m, const ms_ar
     uint32_t cost = 0, best = MS_BOUND_NONE;
     if (a->contained) return contained_cost(g, a, p, items);
     for (uint32_t i = 0; a->unique && i < a->class_count; i++) {
-        uint32_t c = distinct_cost(m, &a->classes[i], p->used, items, 1, p->seen);
+        uint32_t c = distinct_cost(m, &a->classes[i], &p->texts, items, 1);
         if (c < best) best = c;
     }
     if (a->unique) return best;
@@ -263,7 +274,7 @@ static uint32_t array_cost(const ms_matcher *m, const ms_frame *f) {
     switch (f->phase) {
     case MS_PHASE_START: return m->g->blocks[f->block].cost;
     case MS_PHASE_END: return 1;
-    case MS_PHASE_ITEM: p.used++; p.comma = true; break;
+    case MS_PHASE_ITEM: one_more(&p); p.comma = true; break;
     case MS_PHASE_NEXT: p.one = true; break;
     case MS_PHASE_FIRST: break;
     default: p.comma = true;
