@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api_read.h"
+
 enum { KEPT = 4 };
 
 struct ms_constraint {
@@ -122,8 +124,30 @@ static void write_key(const making *m, ms_text *key) {
     }
 }
 
+/* What is wrong with a schema, in words of its own: a keyword is named where it is one of JSON Schema. */
+static bool refuse_schema(const ms_schema_fault *f, const char *param, ms_api_error *e) {
+    const char *keyword = *f->keyword ? f->keyword : "schema";
+    switch (f->kind) {
+    case MS_SCHEMA_MALFORMED:
+        return ms_api_fail(e, 400, "invalid_schema", param,
+                           "%s: it is not what JSON Schema asks for in the schema that param points to", keyword);
+    case MS_SCHEMA_IMPOSSIBLE:
+        return ms_api_fail(e, 400, "invalid_schema", param,
+                           "no value fits the schema that param points to, so no reply could");
+    case MS_SCHEMA_UNKNOWN:
+        return ms_api_fail(e, 400, "unsupported_schema", param,
+                           "the schema that param points to has a keyword that is not known");
+    default:
+        return ms_api_fail(e, 400, "unsupported_schema", param,
+                           "%s: in the schema that param points to it cannot be kept exactly, or is beyond what is "
+                           "supported in length, number or work",
+                           keyword);
+    }
+}
+
 static bool refuse(const making *m, const ms_api_request *q, const ms_reply_report *report, ms_status status,
                    ms_api_error *e) {
+    if (status == MS_ERR_MEMORY) return ms_api_fail_memory(e);
     if (status != MS_ERR_USAGE)
         return ms_api_fail(e, 500, "internal_error", "", "the reply's grammar could not be made");
     char param[256];
@@ -135,9 +159,7 @@ static bool refuse(const making *m, const ms_api_request *q, const ms_reply_repo
     } else {
         (void)snprintf(param, sizeof param, "/schema%.240s", pointer);
     }
-    return ms_api_fail(e, 400, "unsupported_schema", param,
-                       "the schema has something at this place that cannot be kept "
-                       "exactly; param points to it");
+    return refuse_schema(&report->fault, param, e);
 }
 
 static bool make(ms_constraints *c, making *m, const ms_api_request *q, ms_constraint *out, ms_api_error *e) {
@@ -244,6 +266,7 @@ ms_status ms_held_next(ms_held *h, bool in_tools, uint64_t remaining, ms_error *
 
 ms_status ms_held_take(ms_held *h, uint32_t id, ms_error *err) {
     if (ms_matcher_token(h->matcher, h->constraint->vocabulary, id)) return MS_OK;
+    if (ms_matcher_failed(h->matcher)) return ms_fail_memory(err, "what a reply has read", sizeof *h);
     return ms_fail(err, MS_ERR_INTERNAL, "a token that the mask allowed does not fit the grammar");
 }
 

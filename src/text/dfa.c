@@ -57,12 +57,22 @@ static void *grow(void *p, size_t count, size_t item, bool *failed) {
     return q ? q : p;
 }
 
+/* Keys are long where patterns are: eight bytes at a time. */
+static uint32_t hash_of(const ms_dfa_sink *s, const void *key) {
+    const char *at = key;
+    uint64_t h = MS_FNV1A64_INIT;
+    size_t left = s->key_bytes;
+    for (; left >= 8; at += 8, left -= 8) h = (h ^ ms_le64(at)) * UINT64_C(0x9E3779B97F4A7C15) ^ h >> 29;
+    for (; left; at++, left--) h = (h ^ (uint8_t)*at) * UINT64_C(0x9E3779B97F4A7C15) ^ h >> 29;
+    return (uint32_t)(h >> 32);
+}
+
 static bool rehash(ms_dfa_sink *s) {
     uint32_t size = s->table ? (s->table_mask + 1) * 2 : 64;
     uint32_t *table = calloc(size, sizeof *table);
     if (!table) return false;
     for (uint32_t i = 0; i < s->states; i++) {
-        uint32_t h = (uint32_t)ms_fnv1a64(MS_FNV1A64_INIT, s->keys + i * s->key_bytes, s->key_bytes) & (size - 1);
+        uint32_t h = hash_of(s, s->keys + i * s->key_bytes) & (size - 1);
         while (table[h]) h = (h + 1) & (size - 1);
         table[h] = i + 1;
     }
@@ -79,7 +89,7 @@ static uint32_t intern(ms_dfa_sink *s, const void *key) {
             return 0;
         }
     }
-    uint32_t h = (uint32_t)ms_fnv1a64(MS_FNV1A64_INIT, key, s->key_bytes) & s->table_mask;
+    uint32_t h = hash_of(s, key) & s->table_mask;
     for (; s->table[h]; h = (h + 1) & s->table_mask) {
         if (memcmp(s->keys + (s->table[h] - 1) * s->key_bytes, key, s->key_bytes) == 0) return s->table[h] - 1;
     }
@@ -97,15 +107,18 @@ static uint32_t intern(ms_dfa_sink *s, const void *key) {
     return s->states++;
 }
 
-void ms_dfa_emit(ms_dfa_sink *s, uint32_t lo, uint32_t hi, const void *key) {
-    if (s->no_memory || s->too_large) return;
-    uint64_t steps = 1 + s->key_bytes / 16;
-    if (s->work < steps) {
-        s->work = 0;
+bool ms_dfa_spend(ms_dfa_sink *s, uint64_t steps) {
+    if (s->too_large || s->work < steps) {
+        s->work = s->too_large ? s->work : 0;
         s->too_large = true;
-        return;
+        return false;
     }
     s->work -= steps;
+    return true;
+}
+
+void ms_dfa_emit(ms_dfa_sink *s, uint32_t lo, uint32_t hi, const void *key) {
+    if (s->no_memory || !ms_dfa_spend(s, 1 + s->key_bytes / 16)) return;
     uint32_t to = intern(s, key);
     ms_dfa_edge *last = s->edge_count ? &s->edges[s->edge_count - 1] : NULL;
     if (last && last->to == to && last->hi + 1 == lo && last->lo != UINT32_MAX) { /* the mark below ends a state */

@@ -45,6 +45,8 @@ static inline uint32_t ms_dfa_step(const ms_dfa *d, uint32_t state, uint32_t sym
 /* Collects the edges of one key: call in ascending symbol order. */
 typedef struct ms_dfa_sink ms_dfa_sink;
 void ms_dfa_emit(ms_dfa_sink *sink, uint32_t lo, uint32_t hi, const void *key);
+/* Steps that finding the edges took beyond emitting them; false: the work has run out, and the rest can be left. */
+bool ms_dfa_spend(ms_dfa_sink *sink, uint64_t steps);
 
 typedef struct ms_dfa_source {
     const void *arg;

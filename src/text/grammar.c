@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 
-enum { MAX_BLOCKS = 1 << 20, MAX_INDENT = 32, COUNT_WORK = 2000000, ENOUGH_WORDS = 1 << 20 };
+enum { MAX_BLOCKS = 1 << 20, MAX_INDENT = 32, COUNT_WORK = 2000000, SCHEMA_WORK = 8000000, ENOUGH_WORDS = 1 << 20 };
 
 static bool failed(const ms_grammar *g) { return g->status != MS_OK; }
 
@@ -100,6 +100,7 @@ ms_status ms_grammar_create(ms_grammar **out, ms_error *err) {
     ms_grammar *g = calloc(1, sizeof *g);
     if (!g) return ms_fail_memory(err, "a grammar", sizeof *g);
     g->count_work = COUNT_WORK;
+    g->schema_work = SCHEMA_WORK;
     uint32_t id;
     (void)add(g, MS_BLOCK_CHOICE, &id); /* 0: nothing fits */
     if (!failed(g)) add_space(g);
@@ -119,6 +120,7 @@ static void free_object(ms_object_block *o) {
     for (uint32_t i = 0; o->extras && i < o->extra_count; i++) free(o->extras[i].levels);
     free(o->members);
     free(o->sorted);
+    free(o->rank);
     free(o->next_required);
     free(o->required_cost);
     free(o->required_left);
@@ -240,22 +242,29 @@ uint32_t ms_grammar_members(ms_grammar *g, const uint32_t *blocks, const bool *r
 
 /* ------------------------------------------------------------------ strings */
 
+static uint32_t weight_of(const ms_dfa *d, ms_string_form form, const uint32_t *weights, uint32_t state) {
+    uint32_t best = d->dist[state] ? MS_BOUND_NONE : 0;
+    for (uint32_t e = d->first[state]; best && e < d->first[state + 1]; e++) {
+        const ms_dfa_edge *x = &d->edges[e];
+        if (d->dist[x->to] + 1 != d->dist[state]) continue;
+        uint32_t cost = ms_bound_add(ms_char_cost(form, x->lo, x->hi), weights[x->to]);
+        if (cost < best) best = cost;
+    }
+    return best;
+}
+
 /* Bytes to the end along a shortest word, so that a maximal length is never exceeded on the way. */
-static void fill_weights(const ms_dfa *d, ms_string_form form, uint32_t *weights) {
+static void fill_weights(ms_grammar *g, const ms_dfa *d, ms_string_form form, uint32_t *weights) {
     uint32_t longest = 0;
     for (uint32_t i = 0; i < d->states; i++) longest = d->dist[i] > longest ? d->dist[i] : longest;
-    for (uint32_t level = 0; level <= longest; level++) {
-        for (uint32_t i = 0; i < d->states; i++) {
-            if (d->dist[i] != level) continue;
-            weights[i] = level ? MS_BOUND_NONE : 0;
-            for (uint32_t e = d->first[i]; level && e < d->first[i + 1]; e++) {
-                const ms_dfa_edge *x = &d->edges[e];
-                if (d->dist[x->to] != level - 1) continue;
-                uint32_t cost = ms_bound_add(ms_char_cost(form, x->lo, x->hi), weights[x->to]);
-                if (cost < weights[i]) weights[i] = cost;
-            }
-        }
-    }
+    uint32_t *first = allocate(g, (size_t)longest + 2, sizeof *first), *order = allocate(g, d->states, sizeof *order);
+    for (uint32_t i = 0; first && order && i < d->states; i++) first[d->dist[i] + 1]++;
+    for (uint32_t k = 0; first && order && k <= longest; k++) first[k + 1] += first[k];
+    for (uint32_t i = 0; first && order && i < d->states; i++) order[first[d->dist[i]]++] = i;
+    for (uint32_t i = 0; first && order && i < d->states; i++)
+        weights[order[i]] = weight_of(d, form, weights, order[i]);
+    free(first);
+    free(order);
 }
 
 uint32_t ms_grammar_string(ms_grammar *g, const ms_string_rule *rule) {
@@ -270,8 +279,8 @@ uint32_t ms_grammar_string(ms_grammar *g, const ms_string_rule *rule) {
     uint32_t *weights = allocate(g, g->dfas[dfa].states, sizeof *weights);
     if (!weights) return 0;
     g->blocks[id].weights = weights;
-    fill_weights(&g->dfas[dfa], rule->form, weights);
-    return id;
+    fill_weights(g, &g->dfas[dfa], rule->form, weights);
+    return failed(g) ? 0 : id;
 }
 
 /* ------------------------------------------------------------------ distinct texts */
@@ -352,6 +361,7 @@ uint32_t ms_grammar_object(ms_grammar *g, const ms_object_rule *rule) {
     o->counted = rule->min > 0 || rule->max != MS_UNLIMITED;
     o->members = allocate(g, n, sizeof *o->members);
     o->sorted = allocate(g, n, sizeof *o->sorted);
+    o->rank = allocate(g, n, sizeof *o->rank);
     o->next_required = allocate(g, n + 1, sizeof *o->next_required);
     o->required_cost = allocate(g, n + 1, sizeof *o->required_cost);
     o->required_left = allocate(g, n + 1, sizeof *o->required_left);
@@ -369,6 +379,7 @@ uint32_t ms_grammar_object(ms_grammar *g, const ms_object_rule *rule) {
     }
     b->object = o;
     qsort_r(o->sorted, n, sizeof *o->sorted, by_literal, o->members);
+    for (size_t i = 0; i < n; i++) o->rank[o->sorted[i]] = (uint32_t)i;
     o->next_required[n] = (uint32_t)n;
     for (size_t i = n; i-- > 0;) {
         o->next_required[i] = o->members[i].required ? (uint32_t)i : o->next_required[i + 1];
@@ -420,10 +431,14 @@ uint32_t ms_grammar_array(ms_grammar *g, const ms_array_rule *rule) {
 
 /* ------------------------------------------------------------------ end */
 
+bool ms_grammar_is_empty(const ms_grammar *g, uint32_t block) { return g->blocks[block].cost >= MS_BOUND_NONE; }
+
+uint64_t *ms_grammar_work(ms_grammar *g) { return &g->schema_work; }
+
 ms_status ms_grammar_status(const ms_grammar *g) { return g->status; }
 
 ms_status ms_grammar_finish(ms_grammar *g, uint32_t root, ms_error *err) {
-    if (!failed(g)) ms_cost_blocks(g);
+    if (!failed(g)) g->status = ms_cost_blocks(g, &g->error);
     for (uint32_t i = 1; i < g->count && !failed(g); i++) {
         const ms_block *b = &g->blocks[i];
         if (b->kind == MS_BLOCK_REPEAT && b->max == MS_UNLIMITED && g->blocks[b->items[0]].cost == 0) {

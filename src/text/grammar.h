@@ -32,6 +32,10 @@ enum { MS_LEAST_MAX = 1 << 18 };
 ms_status ms_grammar_create(ms_grammar **out, ms_error *err);
 void ms_grammar_free(ms_grammar *g); /* NULL is fine */
 
+/* Steps left for schemas that are compiled into it, beyond a share that each has for itself: so many schemas are not
+ * more work than a few (schema_compile.c). */
+uint64_t *ms_grammar_work(ms_grammar *g);
+
 /* ------------------------------------------------------------------ blocks */
 
 uint32_t ms_grammar_literal(ms_grammar *g, const char *text, size_t len);
@@ -103,6 +107,8 @@ uint32_t ms_grammar_array(ms_grammar *g, const ms_array_rule *rule);
 
 /* Ends building.  MS_ERR_USAGE when no text at all fits, or none of at most MS_LEAST_MAX symbols. */
 ms_status ms_grammar_finish(ms_grammar *g, uint32_t root, ms_error *err);
+/* Whether no text at all fits a block; after finish, also one that failed for its root. */
+bool ms_grammar_is_empty(const ms_grammar *g, uint32_t block);
 /* The failure that made blocks 0, before finish; MS_OK: none so far. */
 ms_status ms_grammar_status(const ms_grammar *g);
 

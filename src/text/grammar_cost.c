@@ -39,26 +39,32 @@ static uint64_t bytes_of(const ms_distinct *d, uint64_t texts) {
     return x->bytes - (x->words - texts) * x->length;
 }
 
-/* `wanted` more texts of one class when `used` are taken; `each` is added for every one. */
-static uint32_t distinct_cost(const ms_matcher *m, const ms_distinct *d, uint32_t used, uint32_t wanted, uint32_t each,
-                              uint32_t seen) {
+/* What is taken already: `used` texts, those of the list `seen`, and one more while it is being written. */
+typedef struct used_texts {
+    uint32_t used, seen;
+    bool writing;
+} used_texts;
+
+/* `wanted` more texts of one class; `each` is added for every one.  What a text that is being written will be is not known,
+ * so nothing can be said of the very next one beyond what is true of any so many texts. */
+static uint32_t distinct_cost(const ms_matcher *m, const ms_distinct *d, const used_texts *u, uint32_t wanted,
+                              uint32_t each) {
     if (each >= MS_BOUND_NONE) return MS_BOUND_NONE;
-    if (d->known < used || d->known - used < wanted) {
-        if (wanted != 1 || !m) return MS_BOUND_NONE;
-        return ms_bound_add(ms_taken_cost(m, d, seen), each);
+    if (d->known < u->used || d->known - u->used < wanted) {
+        if (wanted != 1 || !m || u->writing) return MS_BOUND_NONE;
+        return ms_bound_add(ms_taken_cost(m, d, u->seen), each);
     }
-    uint64_t bytes = bytes_of(d, (uint64_t)used + wanted) - bytes_of(d, used);
+    uint64_t bytes = bytes_of(d, (uint64_t)u->used + wanted) - bytes_of(d, u->used);
     return bytes >= MS_BOUND_NONE ? MS_BOUND_NONE : ms_bound_add((uint32_t)bytes, ms_bound_times(each, wanted));
 }
 
 /* ------------------------------------------------------------------ objects */
 
 typedef struct place {
-    uint32_t a, b;  /* next declared member, members so far */
-    uint32_t used;  /* extra members so far */
-    uint32_t seen;
-    bool comma;     /* one is due before the next member */
-    bool one;       /* a member must come */
+    uint32_t a, b;    /* next declared member, members so far */
+    used_texts texts; /* of extra members or items so far */
+    bool comma;       /* one is due before the next member */
+    bool one;         /* a member must come */
 } place;
 
 static uint32_t member_cost(const ms_grammar *g, const ms_member *x) {
@@ -96,7 +102,7 @@ static uint32_t extra_cost(const ms_grammar *g, const ms_matcher *m, const ms_ob
     uint32_t best = MS_BOUND_NONE;
     for (uint32_t i = 0; i < o->extra_count; i++) {
         uint32_t each = ms_bound_add(2, g->blocks[o->extras[i].value].cost);
-        uint32_t cost = distinct_cost(m, &o->extras[i], p->used, wanted, each, p->seen);
+        uint32_t cost = distinct_cost(m, &o->extras[i], &p->texts, wanted, each);
         if (cost < best) best = cost;
     }
     return best;
@@ -130,7 +136,12 @@ static uint32_t object_rest(const ms_grammar *g, const ms_matcher *m, const ms_o
 static const ms_object_block *object_of(const ms_matcher *m, const ms_frame *f) { return m->g->blocks[f->block].object; }
 
 static place place_of(const ms_matcher *m, const ms_frame *f) {
-    return (place){.a = f->a, .b = f->b, .used = m->seen[f->seen].count, .seen = f->seen};
+    return (place){.a = f->a, .b = f->b, .texts = {m->seen[f->seen].count, f->seen, false}};
+}
+
+static void one_more(place *p) {
+    p->texts.used++;
+    p->texts.writing = true;
 }
 
 bool ms_member_fits(const ms_matcher *m, const ms_frame *f, uint32_t member) {
@@ -150,7 +161,7 @@ static uint32_t after_extra(const ms_matcher *m, const ms_frame *f) {
     place p = place_of(m, f);
     p.a = o->member_count;
     p.b += o->counted;
-    p.used++;
+    one_more(&p);
     p.comma = true;
     return object_rest(m->g, m, o, &p);
 }
@@ -176,11 +187,13 @@ static bool more_members(const ms_matcher *m, const ms_frame *f) {
 /* Inside a declared key: the best of the members that it can still become. */
 static uint32_t key_cost(const ms_matcher *m, const ms_frame *f) {
     const ms_object_block *o = object_of(m, f);
-    uint32_t best = MS_BOUND_NONE;
-    for (uint32_t i = f->c; i < f->d; i++) {
-        uint32_t j = o->sorted[i];
+    uint32_t best = MS_BOUND_NONE, last = o->next_required[f->a];
+    bool by_place = last - f->a < f->d - f->c; /* the fewer ones */
+    uint32_t end = by_place ? (last < o->member_count ? last + 1 : last) : f->d;
+    for (uint32_t i = by_place ? f->a : f->c; i < end; i++) {
+        uint32_t j = by_place ? i : o->sorted[i], at = o->rank[j];
         const ms_member *x = &o->members[j];
-        if (j < f->a || j > o->next_required[f->a] || block_cost(m, x->value) >= MS_BOUND_NONE) continue;
+        if (at < f->c || at >= f->d || j < f->a || j > last || block_cost(m, x->value) >= MS_BOUND_NONE) continue;
         place p = place_of(m, f);
         p.a = j + 1;
         p.b += o->counted;
@@ -228,7 +241,7 @@ static uint32_t items_cost(const ms_grammar *g, const ms_matcher *m, const ms_ar
     uint32_t cost = 0, best = MS_BOUND_NONE;
     if (a->contained) return contained_cost(g, a, p, items);
     for (uint32_t i = 0; a->unique && i < a->class_count; i++) {
-        uint32_t c = distinct_cost(m, &a->classes[i], p->used, items, 1, p->seen);
+        uint32_t c = distinct_cost(m, &a->classes[i], &p->texts, items, 1);
         if (c < best) best = c;
     }
     if (a->unique) return best;
@@ -261,7 +274,7 @@ static uint32_t array_cost(const ms_matcher *m, const ms_frame *f) {
     switch (f->phase) {
     case MS_PHASE_START: return m->g->blocks[f->block].cost;
     case MS_PHASE_END: return 1;
-    case MS_PHASE_ITEM: p.used++; p.comma = true; break;
+    case MS_PHASE_ITEM: one_more(&p); p.comma = true; break;
     case MS_PHASE_NEXT: p.one = true; break;
     case MS_PHASE_FIRST: break;
     default: p.comma = true;
@@ -377,15 +390,89 @@ static uint32_t look(const ms_grammar *g, ms_block *b) {
     return best;
 }
 
-/* Costs only fall, from "none" to the shortest text. */
-void ms_cost_blocks(ms_grammar *g) {
-    for (bool changed = true; changed;) {
-        changed = false;
-        for (uint32_t i = g->count; i-- > 0;) {
-            uint32_t cost = look(g, &g->blocks[i]);
-            if (cost >= g->blocks[i].cost) continue;
-            g->blocks[i].cost = cost;
-            changed = true;
+/* Which blocks are made of a block: those of `first[b]` up to `first[b + 1]`. */
+typedef struct uses {
+    uint32_t *first, *users, *queue;
+    uint8_t *queued;
+} uses;
+
+typedef void part_fn(uses *u, uint32_t part, uint32_t user);
+
+static void count_use(uses *u, uint32_t part, uint32_t user) {
+    (void)user;
+    u->first[part + 1]++;
+}
+
+static void note_use(uses *u, uint32_t part, uint32_t user) { u->users[u->first[part]++] = user; }
+
+static void each_part(const ms_grammar *g, uint32_t user, part_fn *fn, uses *u) {
+    const ms_block *b = &g->blocks[user];
+    const ms_object_block *o = b->object;
+    const ms_array_block *a = b->array;
+    for (uint32_t i = 0; i < b->count; i++) fn(u, b->items[i], user);
+    for (uint32_t i = 0; o && i < o->member_count; i++) fn(u, o->members[i].value, user);
+    for (uint32_t i = 0; o && i < o->extra_count; i++) {
+        fn(u, o->extras[i].leaf, user);
+        fn(u, o->extras[i].value, user);
+    }
+    for (uint32_t i = 0; a && i < a->prefix_count; i++) fn(u, a->prefix[i], user);
+    for (uint32_t i = 0; a && i < a->class_count; i++) fn(u, a->classes[i].leaf, user);
+    if (!a) return;
+    fn(u, a->items, user);
+    fn(u, a->contained, user);
+    fn(u, a->other, user);
+}
+
+static bool find_uses(const ms_grammar *g, uses *u) {
+    u->first = calloc((size_t)g->count + 2, sizeof *u->first);
+    u->queue = malloc(((size_t)g->count + 1) * sizeof *u->queue);
+    u->queued = malloc((size_t)g->count + 1);
+    if (!u->first || !u->queue || !u->queued) return false;
+    for (uint32_t i = 0; i < g->count; i++) each_part(g, i, count_use, u);
+    for (uint32_t i = 0; i < g->count; i++) u->first[i + 1] += u->first[i];
+    u->users = malloc(((size_t)u->first[g->count] + 1) * sizeof *u->users);
+    if (!u->users) return false;
+    for (uint32_t i = 0; i < g->count; i++) each_part(g, i, note_use, u);
+    for (uint32_t i = g->count; i-- > 0;) u->first[i + 1] = u->first[i]; /* noting has moved them on */
+    u->first[0] = 0;
+    return true;
+}
+
+/* Looks at blocks while one may have fallen: at all of them, later ones first, then at what is made of one that fell. */
+static void let_fall(ms_grammar *g, uses *u, uint64_t *work) {
+    uint32_t head = 0, waiting = g->count;
+    for (uint32_t i = 0; i < g->count; i++) u->queue[i] = g->count - 1 - i;
+    memset(u->queued, 1, g->count);
+    while (waiting && *work) {
+        uint32_t at = u->queue[head];
+        ms_block *b = &g->blocks[at];
+        uint64_t steps = 1 + b->count + (b->object ? b->object->member_count : 0) + (b->array ? b->array->prefix_count : 0);
+        uint32_t cost = look(g, b);
+        head = head + 1 < g->count ? head + 1 : 0;
+        waiting--;
+        u->queued[at] = 0;
+        *work = *work > steps ? *work - steps : 0;
+        if (cost >= b->cost) continue;
+        b->cost = cost;
+        for (uint32_t k = u->first[at]; k < u->first[at + 1]; k++) {
+            uint32_t user = u->users[k];
+            if (u->queued[user]) continue;
+            u->queued[user] = 1;
+            u->queue[(head + waiting++) % g->count] = user;
         }
     }
+}
+
+ms_status ms_cost_blocks(ms_grammar *g, ms_error *err) {
+    uint64_t work = UINT64_C(4000000) + 64 * (uint64_t)g->count;
+    uses u = {0};
+    bool good = find_uses(g, &u);
+    if (good) let_fall(g, &u, &work);
+    free(u.first);
+    free(u.users);
+    free(u.queue);
+    free(u.queued);
+    if (!good) return ms_fail_memory(err, "a grammar", g->count * sizeof *u.queue);
+    if (!work) return ms_fail(err, MS_ERR_USAGE, "expected rules whose shortest text is found in fewer steps");
+    return MS_OK;
 }

@@ -42,7 +42,7 @@ typedef struct ms_distinct {
 typedef struct ms_object_block {
     ms_member *members;
     uint32_t member_count;
-    uint32_t *sorted; /* member numbers by literal */
+    uint32_t *sorted, *rank; /* member numbers by literal; the place of each there */
     uint32_t *next_required; /* [count + 1]: first required member from here; count: none */
     uint32_t *required_cost; /* [count + 1]: suffix sums of key, colon, value and one comma */
     uint32_t *required_left; /* [count + 1] */
@@ -83,6 +83,7 @@ struct ms_grammar {
     ms_dfa *dfas;
     uint32_t dfa_count, dfa_cap;
     uint64_t count_work;  /* steps left for counting texts that must differ */
+    uint64_t schema_work; /* ms_grammar_work */
     uint32_t root, space; /* space: the block of white space between JSON tokens */
     bool control_used[256];
     ms_status status;
@@ -182,8 +183,8 @@ static inline uint32_t ms_bound_times(uint32_t a, uint32_t n) {
 
 /* ------------------------------------------------------------------ grammar_cost.c */
 
-/* Fills all block costs. */
-void ms_cost_blocks(ms_grammar *g);
+/* Fills all block costs, which only fall, from "none" to the shortest text.  MS_ERR_USAGE: it takes too many steps. */
+ms_status ms_cost_blocks(ms_grammar *g, ms_error *err);
 /* What the frame alone takes to its end. */
 uint32_t ms_cost_frame(const ms_matcher *m, const ms_frame *f);
 /* Whether a class has so many texts, and how long the longest of the shortest so many are at most. */

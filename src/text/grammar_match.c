@@ -312,10 +312,20 @@ void ms_match_resume(ms_matcher *m, uint32_t frame, ms_list *out) {
 
 /* ------------------------------------------------------------------ steps */
 
+/* Of sorted members first..end, whose literals agree before `at`, the first with such a byte there or a larger one. */
+static uint32_t member_from(const ms_object_block *o, uint32_t first, uint32_t end, uint32_t at, uint32_t byte) {
+    while (first < end) {
+        uint32_t mid = first + (end - first) / 2;
+        if ((uint8_t)o->members[o->sorted[mid]].literal[at] < byte) first = mid + 1;
+        else end = mid;
+    }
+    return first;
+}
+
 /* A declared key goes on: its range of sorted members shrinks. */
 static void step_key(ms_matcher *m, ms_frame f, const ms_object_block *o, uint8_t byte) {
-    while (f.c < f.d && (uint8_t)o->members[o->sorted[f.c]].literal[f.start] < byte) f.c++;
-    while (f.c < f.d && (uint8_t)o->members[o->sorted[f.d - 1]].literal[f.start] > byte) f.d--;
+    f.c = member_from(o, f.c, f.d, f.start, byte);
+    f.d = member_from(o, f.c, f.d, f.start, byte + 1u);
     if (f.c == f.d) return;
     const ms_member *x = &o->members[o->sorted[f.c]];
     f.start++;
@@ -446,9 +456,11 @@ void ms_match_candidates(const ms_matcher *m, uint32_t from, uint64_t symbols[MS
     } else if (f->phase != MS_PHASE_KEY && opening(b, f)) {
         for (const char *s = opening(b, f); *s; s++) symbols[(uint8_t)*s / 64] |= UINT64_C(1) << (uint8_t)*s % 64;
     } else if (f->phase == MS_PHASE_KEY) {
-        for (uint32_t i = f->c; i < f->d; i++) {
-            uint8_t s = (uint8_t)b->object->members[b->object->sorted[i]].literal[f->start];
+        const ms_object_block *o = b->object;
+        for (uint32_t i = f->c; i < f->d;) {
+            uint8_t s = (uint8_t)o->members[o->sorted[i]].literal[f->start];
             symbols[s / 64] |= UINT64_C(1) << s % 64;
+            i = member_from(o, i, f->d, f->start, s + 1u);
         }
     } else {
         memset(symbols, 0xff, MS_SYMBOL_CONTROL / 8);

@@ -16,18 +16,39 @@ ms_status ms_reply_response_block(ms_grammar *g, const ms_reply_rules *rules, ui
     MS_TRY(ms_schema_open(&s, rules->schema, &report->fault, err));
     ms_status status = ms_schema_compile(s, g, block, &exact, &report->fault, err);
     report->exact = report->exact && exact;
+    report->response = *block;
+    report->has_response = status == MS_OK;
     ms_schema_close(s);
     return status;
 }
 
+/* Ends a grammar; schema: the block of one that is all of it or a part, NULL: none. */
+static ms_status finish(ms_grammar *g, uint32_t root, const uint32_t *schema, ms_schema_fault *fault, ms_error *err) {
+    ms_status status = ms_grammar_finish(g, root, err);
+    if (ms_grammar_status(g) != MS_OK) return status;
+    if (schema && ms_grammar_is_empty(g, *schema)) {
+        *fault = (ms_schema_fault){.kind = MS_SCHEMA_IMPOSSIBLE};
+        return ms_fail(err, MS_ERR_USAGE, "schema #: expected a schema that some value fits");
+    }
+    if (status == MS_ERR_USAGE) *fault = (ms_schema_fault){.kind = MS_SCHEMA_UNSUPPORTED};
+    return status;
+}
+
+ms_status ms_reply_finish(ms_grammar *g, uint32_t root, ms_reply_report *report, ms_error *err) {
+    report->fault_tool = MS_REPLY_RESPONSE;
+    return finish(g, root, report->has_response ? &report->response : NULL, &report->fault, err);
+}
+
 /* Whether the schema has any text, found in a grammar of its own. */
-static ms_status check_alone(const ms_schema *s, ms_reply_report *report, ms_error *err) {
+static ms_status check_alone(const ms_schema *s, ms_grammar *for_it, ms_reply_report *report, ms_error *err) {
     ms_grammar *g;
     uint32_t block;
     bool exact;
     MS_TRY(ms_grammar_create(&g, err));
+    *ms_grammar_work(g) = *ms_grammar_work(for_it);
     ms_status status = ms_schema_compile(s, g, &block, &exact, &report->fault, err);
-    if (status == MS_OK) status = ms_grammar_finish(g, block, err);
+    if (status == MS_OK) status = finish(g, block, &block, &report->fault, err);
+    *ms_grammar_work(for_it) = *ms_grammar_work(g);
     ms_grammar_free(g);
     return status;
 }
@@ -35,7 +56,7 @@ static ms_status check_alone(const ms_schema *s, ms_reply_report *report, ms_err
 static ms_status compile_tool(ms_grammar *g, const ms_schema *s, const ms_arguments_syntax *syntax, uint32_t *typed,
                               uint32_t *json, ms_reply_report *report, ms_error *err) {
     bool extra, exact = true;
-    MS_TRY(check_alone(s, report, err));
+    MS_TRY(check_alone(s, g, report, err));
     MS_TRY(ms_schema_compile_arguments(s, g, syntax, typed, &extra, &exact, &report->fault, err));
     report->exact = report->exact && exact;
     *json = 0;

@@ -39,6 +39,8 @@ typedef struct ms_reply_report {
     size_t fault_tool;     /* whose; MS_REPLY_RESPONSE: the response format */
     bool exact;            /* false: check the reply with ms_schema_validate, as a branch may overlap another */
     bool *unconstrained;   /* in, may be NULL: [tool_count]; set for tools whose schema is not compiled */
+    bool has_response;     /* ms_reply_response_block made the block `response` */
+    uint32_t response;
 } ms_reply_report;
 
 /* Block of the response for rules->format other than text. */
@@ -49,5 +51,8 @@ ms_status ms_reply_response_block(ms_grammar *g, const ms_reply_rules *rules, ui
 ms_status ms_reply_tool_blocks(ms_grammar *g, const ms_reply_rules *rules, size_t tool,
                                const ms_arguments_syntax *syntax, uint32_t *typed, uint32_t *json,
                                ms_reply_report *report, ms_error *err);
+
+/* ms_grammar_finish, with the fault filled when no response can exist (whatever else the reply may be), or only long ones. */
+ms_status ms_reply_finish(ms_grammar *g, uint32_t root, ms_reply_report *report, ms_error *err);
 
 #endif

@@ -31,22 +31,32 @@ static uint32_t least_bound(const ms_matcher *m, const ms_list *stacks) {
     return best;
 }
 
-/* The first symbol that lowers the bound; *next: the stacks behind it.  MS_SYMBOLS: none. */
+/* Whether a symbol lowers the bound; *next: the stacks behind it. */
+static bool lowers(ms_matcher *m, const ms_list *now, ms_list *next, uint32_t log, uint32_t bound, uint32_t symbol) {
+    m->log_len = log;
+    if (symbol < MS_SYMBOL_CONTROL && !ms_match_log(m, (uint8_t)symbol)) return false;
+    next->count = 0;
+    ms_match_epoch(m);
+    for (uint32_t i = 0; i < now->count; i++) ms_match_step(m, now->data[i], symbol, next);
+    return least_bound(m, next) < bound;
+}
+
+/* The symbol that lowers the bound: one of the last two bytes, as texts repeat themselves, or the first that does.
+ * MS_SYMBOLS: none. */
 static uint32_t lowering(ms_matcher *m, const ms_list *now, ms_list *next, uint32_t bound) {
     uint64_t symbols[MS_SYMBOLS / 64];
     uint32_t log = m->log_len;
     candidates(m, now, symbols);
-    for (uint32_t w = 0; w < MS_SYMBOLS / 64; w++) {
-        for (uint64_t bits = symbols[w]; bits; bits &= bits - 1) {
-            uint32_t s = w * 64 + (uint32_t)__builtin_ctzll(bits);
-            m->log_len = log;
-            if (s < MS_SYMBOL_CONTROL && !ms_match_log(m, (uint8_t)s)) return MS_SYMBOLS;
-            next->count = 0;
-            ms_match_epoch(m);
-            for (uint32_t i = 0; i < now->count; i++) ms_match_step(m, now->data[i], s, next);
-            if (least_bound(m, next) < bound) return s;
-        }
+    for (uint32_t back = 1; back <= 2 && back <= log; back++) {
+        uint32_t s = m->log[log - back];
+        if (!(symbols[s / 64] >> s % 64 & 1)) continue;
+        if (lowers(m, now, next, log, bound, s)) return s;
+        symbols[s / 64] &= ~(UINT64_C(1) << s % 64);
     }
+    for (uint32_t w = 0; w < MS_SYMBOLS / 64 && !m->failed; w++)
+        for (uint64_t bits = symbols[w]; bits; bits &= bits - 1)
+            if (lowers(m, now, next, log, bound, w * 64 + (uint32_t)__builtin_ctzll(bits)))
+                return w * 64 + (uint32_t)__builtin_ctzll(bits);
     return MS_SYMBOLS;
 }
 

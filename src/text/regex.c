@@ -530,6 +530,12 @@ static void runner_free(runner *x) {
     free(x->cuts);
 }
 
+static uint64_t live(const runner *x, const uint64_t *set) {
+    uint64_t n = 0;
+    for (uint32_t w = 0; w < x->words; w++) n += (uint64_t)__builtin_popcountll(set[w]);
+    return n;
+}
+
 /* target = what `set` becomes by reading cp. */
 static bool advance(const runner *x, const uint64_t *set, uint32_t cp, uint64_t *target) {
     bool any = false;
@@ -593,7 +599,10 @@ static int by_symbol(const void *a, const void *b) {
 static void set_edges(const void *arg, const void *key, ms_dfa_sink *sink) {
     const runner *x = arg;
     const uint64_t *set = key;
+    enum { PER_STEP = 8, WORDS_PER_STEP = 64 }; /* nodes that one step goes through */
     uint32_t *starts = (uint32_t *)x->cuts, n = 0; /* where the set of ranges may change */
+    uint64_t steps = live(x, set) / PER_STEP;
+    if (!ms_dfa_spend(sink, steps + x->r->count / WORDS_PER_STEP)) return;
     for (uint32_t i = 0; i < x->r->count; i++) {
         const node *d = &x->r->nodes[i];
         if (d->op != OP_CLASS || !has(set, i)) continue;
@@ -609,7 +618,9 @@ static void set_edges(const void *arg, const void *key, ms_dfa_sink *sink) {
         uint32_t j = i + 1;
         while (j < n && starts[j] == lo) j++;
         uint32_t hi = j < n ? starts[j] - 1 : ALL;
+        if (!ms_dfa_spend(sink, steps)) return;
         if (!advance(x, set, lo, x->target)) continue;
+        if (!ms_dfa_spend(sink, live(x, x->target) / PER_STEP)) return;
         x->target[x->words] = 0;
         ms_dfa_emit(sink, lo, hi, x->target);
     }

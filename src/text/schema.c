@@ -115,6 +115,7 @@ ms_status ms_schema_refuse(const ms_schema *s, const ms_json *at, const char *wo
     size_t skip = t.len > 200 ? t.len - 200 : 0;
     while (skip && skip < t.len && ((uint8_t)shown[skip] & 0xC0) == 0x80) skip++;
     if (fault) {
+        fault->kind = MS_SCHEMA_UNSUPPORTED;
         (void)snprintf(fault->pointer, sizeof fault->pointer, "%s%s", skip ? "..." : "", shown + skip);
         (void)snprintf(fault->keyword, sizeof fault->keyword, "%s", word);
     }
@@ -131,6 +132,12 @@ typedef struct reader {
     ms_schema_fault *fault;
     ms_error *err;
 } reader;
+
+/* A refusal that is of another kind. */
+static ms_status as(ms_schema_fault_kind kind, const reader *r, ms_status status) {
+    if (r->fault && status == MS_ERR_USAGE) r->fault->kind = kind;
+    return status;
+}
 
 static bool rehash(ms_schema *s) {
     size_t size = s->table ? (s->table_mask + 1) * 2 : 64;
@@ -214,8 +221,7 @@ static const char *bad_value(shape kind, const ms_json *v) {
             if (!is_type_name(t)) return "a type's name or a list of them";
         return NULL;
     case SHAPE_ENUM:
-        if (v->type != MS_JSON_ARRAY || !v->count) return "a list of values, not empty";
-        return v->count > MS_SCHEMA_MAX_ENUM ? "at most 4096 values" : NULL;
+        return v->type != MS_JSON_ARRAY || !v->count ? "a list of values, not empty" : NULL;
     case SHAPE_LIST: return v->type != MS_JSON_ARRAY || !v->count ? "a list of schemas, not empty" : NULL;
     case SHAPE_MAP:
     case SHAPE_PATTERNS: return v->type != MS_JSON_OBJECT ? "an object of schemas" : NULL;
@@ -278,16 +284,27 @@ static ms_status read_schema(reader *r, const ms_schema_node *n, unsigned depth)
     bool boolean;
     if (ms_json_bool(at, &boolean)) return MS_OK;
     if (at->type != MS_JSON_OBJECT) {
-        return ms_schema_refuse(r->s, at, "", r->fault, r->err, "expected an object, true or false");
+        return as(MS_SCHEMA_MALFORMED, r,
+                  ms_schema_refuse(r->s, at, "", r->fault, r->err, "expected an object, true or false"));
     }
     for (const ms_json *m = at->child; m; m = m->next) {
         const keyword *k = keyword_of(m);
         char name[40];
         (void)snprintf(name, sizeof name, "%.*s", (int)(m->key_len < 32 ? m->key_len : ms_utf8_valid_prefix(m->key, 32)), m->key);
-        if (!k) return ms_schema_refuse(r->s, at, name, r->fault, r->err, "unknown keyword");
-        if (ms_json_get(at, k->name) != m) return ms_schema_refuse(r->s, at, name, r->fault, r->err, "repeated keyword");
+        if (!k)
+            return as(MS_SCHEMA_UNKNOWN, r, ms_schema_refuse(r->s, at, name, r->fault, r->err, "unknown keyword"));
+        if (ms_json_get(at, k->name) != m) {
+            return as(MS_SCHEMA_MALFORMED, r,
+                      ms_schema_refuse(r->s, at, name, r->fault, r->err, "repeated keyword"));
+        }
         const char *expected = bad_value(k->shape, m);
-        if (expected) return ms_schema_refuse(r->s, at, name, r->fault, r->err, "expected %s", expected);
+        if (expected) {
+            return as(MS_SCHEMA_MALFORMED, r,
+                      ms_schema_refuse(r->s, at, name, r->fault, r->err, "expected %s", expected));
+        }
+        if (k->shape == SHAPE_ENUM && m->count > MS_SCHEMA_MAX_ENUM) {
+            return ms_schema_refuse(r->s, at, name, r->fault, r->err, "expected at most %d values", MS_SCHEMA_MAX_ENUM);
+        }
         if (k->shape == SHAPE_PATTERN) MS_TRY(add_pattern(r, at, k->name, m->str, m->str_len));
         if (k->shape == SHAPE_REF) MS_TRY(add_ref(r, m));
         MS_TRY(read_children(r, at, k, m, depth));
@@ -374,8 +391,10 @@ static ms_status resolve_all(reader *r) {
         s->refs[2 * i + 1] = resolve(s, ref, &remote, &failed);
         if (failed) return ms_fail_memory(r->err, "a reference", ref->str_len);
         if (s->refs[2 * i + 1]) continue;
-        return ms_schema_refuse(s, owner_of(s, ref), "$ref", r->fault, r->err,
-                                remote ? "expected a reference into this document" : "expected a schema at its target");
+        return as(remote ? MS_SCHEMA_UNSUPPORTED : MS_SCHEMA_MALFORMED, r,
+                  ms_schema_refuse(s, owner_of(s, ref), "$ref", r->fault, r->err,
+                                   remote ? "expected a reference into this document"
+                                          : "expected a schema at its target"));
     }
     return MS_OK;
 }
@@ -451,8 +470,9 @@ static ms_status no_cycles(reader *r) {
             }
             cursor c = cursor_at(s, next);
             if (state[c.node] == 1) {
-                status = ms_schema_refuse(s, stack[depth - 1].at, "$ref", r->fault, r->err,
-                                          "expected a value between a schema and itself: the reference is a circle");
+                status = as(MS_SCHEMA_MALFORMED, r,
+                            ms_schema_refuse(s, stack[depth - 1].at, "$ref", r->fault, r->err,
+                                             "expected a value between a schema and itself: the reference is a circle"));
             } else if (!state[c.node]) {
                 state[c.node] = 1;
                 stack[depth++] = c;

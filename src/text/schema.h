@@ -24,8 +24,16 @@ enum {
 
 typedef struct ms_schema ms_schema;
 
+typedef enum ms_schema_fault_kind {
+    MS_SCHEMA_UNSUPPORTED, /* it cannot be kept exactly, or is beyond a limit */
+    MS_SCHEMA_UNKNOWN,     /* a keyword that is not known */
+    MS_SCHEMA_MALFORMED,   /* no schema: a keyword has a value that it must not have, a reference leads nowhere */
+    MS_SCHEMA_IMPOSSIBLE   /* no value fits; set by who finishes a grammar (grammar_reply.h) */
+} ms_schema_fault_kind;
+
 /* Where a schema is refused. */
 typedef struct ms_schema_fault {
+    ms_schema_fault_kind kind;
     char pointer[256]; /* JSON pointer of the schema; long ones keep their end behind "..." */
     char keyword[48];  /* "": the schema as a whole */
 } ms_schema_fault;

@@ -11,8 +11,10 @@
 #include "base/bytes.h"
 
 enum { MAX_SETS = 1 << 16, CHUNK = 1 << 14 };
-/* A step is a tenth of a microsecond or so: a schema may take some time, and more the longer it is. */
+/* A step is a tenth of a microsecond or so: a schema may take some time, and more the longer it is.  What it takes beyond
+ * its own share comes from the grammar's. */
 #define BASE_WORK     UINT64_C(1000000)
+#define OWN_WORK      UINT64_C(10000)
 #define WORK_PER_BYTE 4
 
 struct ms_arena {
@@ -208,14 +210,27 @@ static void run(ms_compiler *c) {
     }
 }
 
+static uint64_t own_work(const ms_schema *s) { return OWN_WORK + WORK_PER_BYTE * (uint64_t)s->root->raw_len; }
+
+static uint64_t work_of(const ms_schema *s, ms_grammar *g) {
+    uint64_t most = BASE_WORK + WORK_PER_BYTE * (uint64_t)s->root->raw_len, has = own_work(s) + *ms_grammar_work(g);
+    return has < most ? has : most;
+}
+
 static ms_compiler compiler(const ms_schema *s, ms_grammar *g, ms_schema_fault *fault, ms_error *err) {
     if (fault) *fault = (ms_schema_fault){0};
+    uint64_t work = work_of(s, g);
     return (ms_compiler){.s = s, .g = g, .fault = fault, .err = err, .status = MS_OK, .exact = true,
-                         .work = BASE_WORK + WORK_PER_BYTE * (uint64_t)s->root->raw_len,
-                         .current = s->root};
+                         .work = work, .had = work, .current = s->root};
+}
+
+static void take_from_grammar(ms_compiler *c) {
+    uint64_t spent = c->had - c->work, own = own_work(c->s), *left = ms_grammar_work(c->g);
+    if (spent > own) *left -= spent - own < *left ? spent - own : *left;
 }
 
 static ms_status finish(ms_compiler *c) {
+    take_from_grammar(c);
     for (size_t i = 0; i < c->set_count; i++) ms_set_free(&c->sets[i].set);
     free(c->sets);
     free(c->set_table);

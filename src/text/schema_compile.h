@@ -32,7 +32,7 @@ typedef struct ms_compiler {
     ms_error *err;
     ms_status status;
     bool exact;
-    uint64_t work; /* steps left */
+    uint64_t work, had; /* steps left, and at first */
     ms_known_set *sets;
     size_t set_count, set_cap, next_set;
     uint32_t *set_table;

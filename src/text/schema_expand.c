@@ -326,6 +326,55 @@ static bool apart(ms_compiler *c, const ms_json *a, const ms_json *b, int depth)
     return false;
 }
 
+/* The text that a branch has as the value of a required key (NULL: as its own value); NULL: none. */
+static const ms_json *tag_of(const ms_json *branch, const ms_json *key) {
+    if (!branch || branch->type != MS_JSON_OBJECT) return NULL;
+    if (key) {
+        const ms_json *map = ms_json_get(branch, "properties"), *found = NULL;
+        if (type_bits(branch) != 32 || !requires(branch, key)) return NULL;
+        for (const ms_json *m = map ? map->child : NULL; m && !found; m = m->next)
+            if (m->key_len == key->key_len && memcmp(m->key, key->key, m->key_len) == 0) found = m;
+        branch = found;
+    }
+    const ms_json *tag = branch ? ms_json_get(branch, "const") : NULL;
+    return tag && tag->type == MS_JSON_STRING ? tag : NULL;
+}
+
+static int by_text(const void *x, const void *y) {
+    const ms_json *a = *(const ms_json *const *)x, *b = *(const ms_json *const *)y;
+    size_t n = a->str_len < b->str_len ? a->str_len : b->str_len;
+    int c = n ? memcmp(a->str, b->str, n) : 0;
+    return c ? c : (a->str_len > b->str_len) - (a->str_len < b->str_len);
+}
+
+/* Whether every branch of a list has a tag of its own under the key; tags: room for all. */
+static bool tags_differ(ms_compiler *c, const ms_json *list, const ms_json *key, const ms_json **tags) {
+    size_t n = 0;
+    for (const ms_json *x = list->child; x; x = x->next) {
+        if (!ms_compile_work(c, 1) || !(tags[n] = tag_of(ms_compile_follow(c, x), key))) return false;
+        n++;
+    }
+    qsort(tags, n, sizeof *tags, by_text);
+    for (size_t i = 1; i < n; i++)
+        if (by_text(&tags[i - 1], &tags[i]) == 0) return false;
+    return true;
+}
+
+/* Whether the branches are texts, or objects by a text in them, that all differ: no pair of them is to be compared. */
+static bool all_apart(ms_compiler *c, const ms_json *list) {
+    const ms_json *first = ms_compile_follow(c, list->child), **tags = malloc((list->count + 1) * sizeof *tags);
+    if (!tags) {
+        ms_compile_status(c, ms_fail_memory(c->err, "a schema", list->count * sizeof *tags));
+        return false;
+    }
+    bool good = tags_differ(c, list, NULL, tags);
+    const ms_json *map = first ? ms_json_get(first, "properties") : NULL;
+    for (const ms_json *key = map ? map->child : NULL; key && !good && c->status == MS_OK; key = key->next)
+        good = tag_of(first, key) && tags_differ(c, list, key, tags);
+    free(tags);
+    return good;
+}
+
 /* ------------------------------------------------------------------ expansion */
 
 typedef enum task_kind { TASK_SCHEMA, TASK_ANY, TASK_ONE, TASK_NOT, TASK_IF, TASK_NAMES, TASK_SCHEMAS } task_kind;
@@ -372,10 +421,11 @@ static void try_option(expansion *x, size_t at, const ms_json *a, const ms_json 
 
 static void try_one(expansion *x, size_t at, const ms_json *list, unsigned negations) {
     ms_compiler *c = x->c;
+    bool told = all_apart(c, list);
     for (const ms_json *a = list->child; a && c->status == MS_OK; a = a->next) {
         size_t count = x->count;
         push(x, TASK_SCHEMA, a, negations);
-        for (const ms_json *b = list->child; b; b = b->next) {
+        for (const ms_json *b = told ? NULL : list->child; b; b = b->next) {
             if (b == a || apart(c, a, b, 3)) continue;
             const ms_json *plain = ms_compile_follow(c, b);
             if (negations >= MAX_NEGATIONS || !can_negate(c, plain, 8)) c->exact = false; /* left to the validator */

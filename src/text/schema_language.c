@@ -2,9 +2,14 @@
  *
  * Numbers are read digit by digit against both bounds: while as many digits as the bound's are not known, the comparison
  * of what was read stands beside the count of integer digits, and both together decide at the end.
+ *
+ * Readers of JSON mostly keep numbers as doubles, which tell decimals of 15 digits apart and may take longer ones for the
+ * same.  Where a number must not be another one (an exclusive bound, an integer, a value that is left out or came before)
+ * its text has no more digits than that.
  */
 #include <ctype.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +17,7 @@
 
 #include "text/schema_compile.h"
 
-enum { MAX_DIGITS = 64, FRACTION_DIGITS = 17, MAX_DIVISOR = 10000 };
+enum { MAX_DIGITS = 64, FRACTION_DIGITS = 17, TOLD_APART = 15, MAX_DIVISOR = 10000 };
 
 /* ------------------------------------------------------------------ bounds */
 
@@ -66,6 +71,25 @@ static bool read_bound(bound *out, const ms_json *v) {
     return true;
 }
 
+/* Digits from the first to the last that is not 0. */
+static uint32_t significant(const bound *b) {
+    uint32_t zeros = 0, all = b->digit_count + b->fraction_count, last = all;
+    while (zeros < all && !(zeros < b->digit_count ? b->digits[zeros] : b->fraction[zeros - b->digit_count])) zeros++;
+    while (last > zeros && last <= b->digit_count && !b->digits[last - 1]) last--;
+    return last - zeros;
+}
+
+/* Another decimal, of few digits, that a double does not tell from the number; false: there is none. */
+static bool same_double(const ms_json *number, bound *out) {
+    char text[40];
+    double value;
+    if (!ms_json_double(number, &value)) return false;
+    int n = snprintf(text, sizeof text, "%.*g", TOLD_APART, value);
+    ms_json short_one = {.type = MS_JSON_NUMBER, .raw = text, .raw_len = (size_t)n};
+    double again;
+    return ms_json_double(&short_one, &again) && !(again < value) && !(again > value) && read_bound(out, &short_one);
+}
+
 static int compare_magnitude(const bound *a, const bound *b) {
     if (a->digit_count != b->digit_count) return a->digit_count > b->digit_count ? 1 : -1;
     int c = memcmp(a->digits, b->digits, a->digit_count);
@@ -89,6 +113,7 @@ typedef struct range {
     uint32_t divisor, scale; /* multiples of divisor * 10^-scale; divisor 0: no such rule */
     uint32_t clamp;          /* integer digits beyond this are all the same */
     uint32_t max_fraction;
+    uint32_t told_apart; /* significant digits at most; 0: any number of them */
 } range;
 
 typedef enum part { PART_START, PART_SIGN, PART_ZERO, PART_DIGITS, PART_POINT, PART_FRACTION, PART_E, PART_E_SIGN, PART_EXPONENT } part;
@@ -96,6 +121,7 @@ typedef enum part { PART_START, PART_SIGN, PART_ZERO, PART_DIGITS, PART_POINT, P
 typedef struct key {
     uint32_t part, negative, count, rest; /* count: integer digits, then fraction or exponent digits are in `after` */
     int32_t lo, hi;                       /* what was read against the digits of the bounds: -1, 0, 1 */
+    uint32_t digits;                      /* significant ones, where they are counted */
     uint32_t after, something, last_zero; /* something: 1: not zero so far, 2: in the fraction */
 } key;
 
@@ -150,6 +176,7 @@ static void take_digit(const range *r, const key *from, uint32_t digit, key *k) 
     bool fraction = from->part == PART_POINT || from->part == PART_FRACTION;
     *k = *from;
     if (r->divisor) k->rest = (uint32_t)(((uint64_t)k->rest * 10 + digit) % r->divisor);
+    if (r->told_apart && (k->digits || digit)) k->digits++;
     k->something |= digit != 0;
     if (fraction) {
         if (r->fractional && digit) k->something |= 2;
@@ -170,6 +197,7 @@ static void digits_from(const range *r, const key *k, uint32_t lo, ms_dfa_sink *
     for (uint32_t d = lo; d < 10; d++) {
         key next;
         take_digit(r, k, d, &next);
+        if (next.digits > r->told_apart) continue;
         ms_dfa_emit(sink, '0' + d, '0' + d, &next);
     }
 }
@@ -221,6 +249,11 @@ static void range_edges(const void *arg, const void *at, ms_dfa_sink *sink) {
 
 /* ------------------------------------------------------------------ numbers */
 
+static void narrow_to_bound(bound *b, const bound *other, int side) {
+    int order = b->set ? compare_bounds(other, b) * side : 1;
+    if (order > 0 || (order == 0 && other->exclusive)) *b = *other;
+}
+
 static void narrow_bound(ms_compiler *c, bound *b, const ms_json *node, const char *name, bool exclusive, int side) {
     const ms_json *k = ms_json_get(node, name);
     bound other;
@@ -230,8 +263,11 @@ static void narrow_bound(ms_compiler *c, bound *b, const ms_json *node, const ch
         return;
     }
     other.exclusive = exclusive;
-    int order = b->set ? compare_bounds(&other, b) * side : 1;
-    if (order > 0 || (order == 0 && exclusive)) *b = other;
+    narrow_to_bound(b, &other, side);
+    if (exclusive && significant(&other) > TOLD_APART && same_double(k, &other)) {
+        other.exclusive = true;
+        narrow_to_bound(b, &other, side);
+    }
 }
 
 static uint64_t gcd(uint64_t a, uint64_t b) {
@@ -316,25 +352,46 @@ static bool is_key(const ms_json *m, const char *name) {
     return m && m->key_len == strlen(name) && memcmp(m->key, name, m->key_len) == 0;
 }
 
+static void exclude_number(ms_compiler *c, const bound *number, bool integer, ms_dfa *d) {
+    range r = {.integer = integer, .lo = *number, .hi = *number};
+    finish_range(&r);
+    without(c, d, &r);
+}
+
 static void exclude_numbers(ms_compiler *c, const ms_json *node, bool integer, ms_dfa *d) {
     const ms_json *k = excluded(node);
     if (!is_key(k, "enum") && !is_key(k, "const")) return;
     for (const ms_json *v = is_key(k, "enum") ? k->child : k; v && c->status == MS_OK; v = is_key(k, "enum") ? v->next : NULL) {
+        bound number;
         if (v->type != MS_JSON_NUMBER) continue;
-        range r = {.integer = integer};
-        if (!read_bound(&r.lo, v)) {
+        if (!read_bound(&number, v)) {
             ms_compile_fail(c, c->current, "not", "expected a number of at most 64 digits");
             return;
         }
-        r.hi = r.lo;
-        finish_range(&r);
-        without(c, d, &r);
+        exclude_number(c, &number, integer, d);
+        if (significant(&number) > TOLD_APART && same_double(v, &number)) exclude_number(c, &number, integer, d);
     }
+}
+
+/* Whether an excluded number is longer than a double tells apart. */
+static bool excludes_long(const ms_json *k) {
+    bound number;
+    for (const ms_json *v = is_key(k, "enum") ? k->child : k; v; v = is_key(k, "enum") ? v->next : NULL)
+        if (v->type == MS_JSON_NUMBER && read_bound(&number, v) && significant(&number) > TOLD_APART) return true;
+    return false;
+}
+
+/* Integers of at most 15 digits are told apart from everything that is as short; `more`: something is longer. */
+static uint32_t digits_told_apart(const range *r, bool excludes, bool more) {
+    bool exclusive = r->lo.exclusive || r->hi.exclusive;
+    if (!r->integer) return r->canonical || r->fractional || excludes || exclusive ? TOLD_APART : 0;
+    bool short_bounds = r->lo.digit_count <= TOLD_APART && r->hi.digit_count <= TOLD_APART;
+    return short_bounds && (r->canonical || more) ? TOLD_APART : 0;
 }
 
 void ms_number_language(ms_compiler *c, const ms_set *alternative, ms_number_kind kind, bool canonical, ms_dfa *out) {
     range r = {.integer = kind == MS_INTEGERS, .fractional = kind == MS_FRACTIONS, .canonical = canonical};
-    bool excludes = false;
+    bool excludes = false, more = false;
     *out = (ms_dfa){0};
     for (size_t i = 0; i < alternative->count && c->status == MS_OK; i++) {
         const ms_json *n = alternative->items[i], *k = excluded(n);
@@ -343,10 +400,13 @@ void ms_number_language(ms_compiler *c, const ms_set *alternative, ms_number_kin
         narrow_bound(c, &r.hi, n, "maximum", false, -1);
         narrow_bound(c, &r.hi, n, "exclusiveMaximum", true, -1);
         narrow_divisor(c, &r, n);
-        excludes = excludes || is_key(k, "enum") || is_key(k, "const");
+        bool some = is_key(k, "enum") || is_key(k, "const");
+        excludes = excludes || some;
+        more = more || (some && excludes_long(k));
     }
     if (c->status != MS_OK) return;
     finish_range(&r);
+    r.told_apart = digits_told_apart(&r, excludes, more);
     if (excludes) r.exponents = false;
     build_range(c, &r, out);
     for (size_t i = 0; i < alternative->count && c->status == MS_OK && excludes; i++) {

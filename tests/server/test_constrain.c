@@ -109,8 +109,8 @@ static const char *const schemas[] = {
     "{\"type\":\"object\",\"properties\":{\"when\":{\"type\":\"string\",\"format\":\"date\"},\"id\":{\"type\":"
     "\"string\",\"pattern\":"
     "\"^[A-Z]{2}[0-9]{3}$\"}},\"required\":[\"when\",\"id\"],\"additionalProperties\":false}",
-    "{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"boolean\"},{\"type\":\"array\",\"items\":{\"type\":\"integer\"},"
-    "\"maxItems\":3}]}"};
+    ("{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"boolean\"},{\"type\":\"array\",\"items\":{\"type\":\"integer\"},"
+     "\"maxItems\":3}]}")};
 
 static void check_schema(const char *schema, http_response *r) {
     ms_json_doc *doc, *value;
@@ -150,6 +150,47 @@ static void formats(void **state) {
 }
 
 #define SCHEMA(s) ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":" s "}}"
+
+/* Schemas that no reply can keep, each with its own reason. */
+static void why_a_schema_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *schema, *code, *keyword, *param;
+    } rules[] = {
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?=x)\"}}}",
+         "unsupported_schema", "pattern:", "/properties/a"},
+        {"{\"type\":\"array\",\"items\":{\"type\":\"object\"},\"uniqueItems\":true}", "unsupported_schema",
+         "uniqueItems:", ""},
+        {"{\"type\":\"string\",\"minLength\":1000000}", "unsupported_schema", "schema:", ""},
+        {"{\"properties\":{\"a\":{\"tpye\":\"string\"}}}", "unsupported_schema", "not known", "/properties/a"},
+        {"{\"properties\":{\"a\":{\"type\":\"strong\"}}}", "invalid_schema", "type:", "/properties/a"},
+        {"{\"properties\":{\"a\":{\"$ref\":\"#/nowhere\"}}}", "invalid_schema", "$ref:", "/properties/a"},
+        {"{\"type\":\"integer\",\"minimum\":5,\"maximum\":4}", "invalid_schema", "no value fits", ""},
+        {"{\"not\":{}}", "invalid_schema", "no value fits", ""},
+        {"{\"type\":\"object\",\"required\":[\"a\"],\"additionalProperties\":false}", "invalid_schema",
+         "no value fits", ""}};
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        for (int tools = 0; tools < 2; tools++) { /* whether or not something else could be replied */
+            http_response r;
+            char more[1024], param[128];
+            (void)snprintf(more, sizeof more,
+                           "%s,\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\","
+                           "\"schema\":%s}}",
+                           tools ? TOOLS : "", rules[i].schema);
+            (void)snprintf(param, sizeof param, "/response_format/json_schema/schema%s", rules[i].param);
+            ask("x", more, &r);
+            if (tools && strstr(rules[i].schema, "1000000")) { /* calls are shorter */
+                http_free(&r);
+                continue;
+            }
+            assert_int_equal(r.status, 400);
+            assert_string_equal(http_text(&r, "error.code"), rules[i].code);
+            assert_string_equal(http_text(&r, "error.param"), param);
+            if (!strstr(http_text(&r, "error.message"), rules[i].keyword)) fail_msg("%s", http_text(&r, "error.message"));
+            http_free(&r);
+        }
+    }
+}
 
 static void what_is_refused(void **state) {
     (void)state;
@@ -293,7 +334,7 @@ static void free_text_is_cut(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_that_are_required),   cmocka_unit_test(formats),
-        cmocka_unit_test(what_is_refused),           cmocka_unit_test(free_text_is_cut),
+        cmocka_unit_test(what_is_refused), cmocka_unit_test(why_a_schema_is_refused),           cmocka_unit_test(free_text_is_cut),
         cmocka_unit_test(limits_that_are_too_small), cmocka_unit_test(a_context_that_is_too_small),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,7 +116,113 @@ static void cases_agree(void **state) {
     ms_text_free(&t);
 }
 
+/* ------------------------------------------------------------------ kinds of refusals */
+
+static void refusals_say_what_is_wrong(void **state) {
+    (void)state;
+    static const struct {
+        const char *schema, *pointer, *keyword;
+        ms_schema_fault_kind kind;
+    } rules[] = {{"{\"items\":{\"tpye\":\"x\"}}", "/items", "tpye", MS_SCHEMA_UNKNOWN},
+                 {"{\"items\":{\"type\":\"strong\"}}", "/items", "type", MS_SCHEMA_MALFORMED},
+                 {"{\"items\":3}", "/items", "", MS_SCHEMA_MALFORMED},
+                 {"{\"enum\":[]}", "", "enum", MS_SCHEMA_MALFORMED},
+                 {"{\"$ref\":\"#/nowhere\"}", "", "$ref", MS_SCHEMA_MALFORMED},
+                 {"{\"$ref\":\"#\"}", "", "$ref", MS_SCHEMA_MALFORMED},
+                 {"{\"$ref\":\"http://x.example/\"}", "", "$ref", MS_SCHEMA_UNSUPPORTED},
+                 {"{\"items\":{\"pattern\":\"(?=a)\"}}", "/items", "pattern", MS_SCHEMA_UNSUPPORTED},
+                 {"{\"not\":{\"multipleOf\":3}}", "", "not", MS_SCHEMA_UNSUPPORTED}};
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        ms_json_doc *doc;
+        ms_schema *s;
+        ms_grammar *g;
+        ms_schema_fault fault = {.kind = MS_SCHEMA_IMPOSSIBLE};
+        ms_error err;
+        uint32_t root;
+        bool exact;
+        assert_int_equal(ms_json_parse(&doc, rules[i].schema, strlen(rules[i].schema), "schema", NULL, &err), MS_OK);
+        assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
+        ms_status status = ms_schema_open(&s, ms_json_root(doc), &fault, &err);
+        if (status == MS_OK) {
+            status = ms_schema_compile(s, g, &root, &exact, &fault, &err);
+            ms_schema_close(s);
+        }
+        assert_int_equal(status, MS_ERR_USAGE);
+        if (fault.kind != rules[i].kind) fail_msg("%s: kind %d: %s", rules[i].schema, (int)fault.kind, err.message);
+        assert_string_equal(fault.pointer, rules[i].pointer);
+        assert_string_equal(fault.keyword, rules[i].keyword);
+        ms_grammar_free(g);
+        ms_json_free(doc);
+    }
+}
+
+/* ------------------------------------------------------------------ numbers as doubles */
+
+static uint32_t random_below(uint32_t n) {
+    static uint64_t state = 5;
+    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(state >> 33) % n;
+}
+
+/* A random text of the grammar, of many digits: 0 and 9 most of all, which round. */
+static void random_number(const ms_grammar *g, char *out, size_t size) {
+    static const char symbols[] = "000009999912345678.......-eE+";
+    ms_matcher *m;
+    ms_error err;
+    size_t n = 0;
+    assert_int_equal(ms_matcher_create(&m, g, &err), MS_OK);
+    for (unsigned tries = 0; n + 1 < size && tries < 200; tries++) {
+        if (ms_matcher_accepts(m) && random_below(60) == 0) break;
+        char c = symbols[random_below(sizeof symbols - 1)];
+        if (ms_matcher_symbol(m, (uint8_t)c)) out[n++] = c;
+    }
+    for (uint32_t s = '0'; !ms_matcher_accepts(m); s = s == '9' ? '0' : s + 1) { /* to its end */
+        assert_true(n + 1 < size);
+        if (ms_matcher_symbol(m, s)) out[n++] = (char)s;
+    }
+    out[n] = 0;
+    ms_matcher_destroy(m);
+}
+
+/* What a reader with doubles must find, too. */
+static void numbers_hold_as_doubles(void **state) {
+    (void)state;
+    static const struct {
+        const char *schema;
+        double above, below, other; /* NAN: no such rule */
+        bool fraction;
+    } rules[] = {{"{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\"}]}", -INFINITY, INFINITY, NAN, true},
+                 {"{\"type\":\"number\",\"exclusiveMinimum\":80,\"exclusiveMaximum\":90}", 80, 90, NAN, false},
+                 {"{\"type\":\"number\",\"not\":{\"const\":80}}", -INFINITY, INFINITY, 80, false},
+                 {"{\"type\":\"number\",\"exclusiveMinimum\":0.1000000000000000055}", 0.1, INFINITY, NAN, false}};
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        ms_json_doc *doc;
+        ms_schema *s;
+        ms_grammar *g;
+        ms_error err;
+        uint32_t root;
+        bool exact;
+        assert_int_equal(ms_json_parse(&doc, rules[i].schema, strlen(rules[i].schema), "schema", NULL, &err), MS_OK);
+        assert_int_equal(ms_schema_open(&s, ms_json_root(doc), NULL, &err), MS_OK);
+        assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
+        assert_int_equal(ms_schema_compile(s, g, &root, &exact, NULL, &err), MS_OK);
+        assert_int_equal(ms_grammar_finish(g, root, &err), MS_OK);
+        for (int k = 0; k < 3000; k++) {
+            char text[300];
+            random_number(g, text, sizeof text);
+            double d = strtod(text, NULL);
+            bool good = d > rules[i].above && d < rules[i].below && !(d >= rules[i].other && d <= rules[i].other) &&
+                        (!rules[i].fraction || floor(d) < d);
+            if (!good) fail_msg("%s: %s", rules[i].schema, text);
+        }
+        ms_grammar_free(g);
+        ms_schema_close(s);
+        ms_json_free(doc);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(cases_agree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(cases_agree), cmocka_unit_test(refusals_say_what_is_wrong),
+                                       cmocka_unit_test(numbers_hold_as_doubles)};
     return cmocka_run_group_tests_name("schema", tests, NULL, NULL);
 }

@@ -76,6 +76,13 @@ static const hard schemas[] = {
      "\"l%d\":{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/l%p\"},\"b\":{\"$ref\":\"#/$defs/l%p\"}},"
      "\"required\":[\"a\",\"b\"]}",
      20, ""},
+    {"oneOf of texts", "{\"oneOf\":[%R]}", "{\"const\":\"v%d\"}", 500, NULL},
+    {"a count beside a narrow pattern", "{\"type\":\"string\",\"minLength\":29000,\"pattern\":\"^a*$\"}", "", 0, NULL},
+    {"a chain upwards",
+     "{\"$ref\":\"#/$defs/r\",\"$defs\":{\"r\":{\"type\":\"object\",\"properties\":{\"p0\":{\"$ref\":\"#/$defs/l0\"},"
+     "\"p1\":{\"$ref\":\"#/$defs/l4000\"}},\"required\":[\"p1\"]},\"l0\":{\"type\":\"null\"},%R}}",
+     "\"l%d\":{\"type\":\"array\",\"prefixItems\":[{\"$ref\":\"#/$defs/l%p\"}],\"minItems\":1}", 4000, NULL},
+    {"a pattern of wide states", "{\"type\":\"string\",\"pattern\":\"^(.{0,70}a.{0,70}b){0,17}$\"}", "", 0, "pattern"},
     {"one format often", "{\"type\":\"object\",\"properties\":{%R}}",
      "\"p%d\":{\"type\":\"string\",\"format\":\"email\"}", 500, NULL}};
 
@@ -135,6 +142,36 @@ static void work_is_bounded(void **state) {
     }
 }
 
+/* Many schemas of one reply are no more work than a few. */
+static void work_together_is_bounded(void **state) {
+    (void)state;
+    static const char schema[] = "{\"type\":\"string\",\"pattern\":\"(a|b)*a(a|b){12}\"}";
+    ms_json_doc *doc;
+    ms_schema *s;
+    ms_grammar *g;
+    ms_error err;
+    uint64_t total = 0, bound = 8000000 + 200 * (10000 + 4 * sizeof schema + 1000);
+    unsigned refused = 0;
+    assert_int_equal(ms_json_parse(&doc, schema, strlen(schema), "schema", NULL, &err), MS_OK);
+    assert_int_equal(ms_schema_open(&s, ms_json_root(doc), NULL, &err), MS_OK);
+    assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
+    for (int i = 0; i < 200; i++) {
+        ms_schema_fault fault;
+        uint32_t block;
+        uint64_t steps;
+        bool exact;
+        ms_status status = ms_schema_compile_counted(s, g, &block, &exact, &steps, &fault, &err);
+        if (i == 0) assert_int_equal(status, MS_OK);
+        refused += status == MS_ERR_USAGE;
+        total += steps;
+    }
+    assert_true(refused > 100);
+    assert_true(total < bound);
+    ms_grammar_free(g);
+    ms_schema_close(s);
+    ms_json_free(doc);
+}
+
 /* A value against a schema whose references double at every level. */
 static void checks_are_bounded(void **state) {
     (void)state;
@@ -156,6 +193,7 @@ static void checks_are_bounded(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(work_is_bounded), cmocka_unit_test(checks_are_bounded)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(work_is_bounded), cmocka_unit_test(work_together_is_bounded),
+                                       cmocka_unit_test(checks_are_bounded)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -143,7 +143,7 @@ static ms_status reply(ms_grammar *g, const ms_reply_rules *rules, ms_reply_repo
     add(&r, body);
     close_tag(g, &r, "message");
     control(g, &r, MS_CTL_END_OF_MSG);
-    return ms_grammar_finish(g, sequence(g, &r), err);
+    return ms_reply_finish(g, sequence(g, &r), report, err);
 }
 
 ms_status k3_reply_grammar(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err) {

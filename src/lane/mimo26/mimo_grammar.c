@@ -95,7 +95,7 @@ static ms_status reply(const writer *w) {
     const uint32_t items[] = {ms_grammar_choice(w->g, starts, 2), ms_grammar_text(w->g), w->end_think, body, w->end};
     bool thinks = w->rules->channel == MS_CHANNEL_THINK;
     uint32_t root = ms_grammar_sequence(w->g, thinks ? items : items + 3, thinks ? 5 : 2);
-    return ms_grammar_finish(w->g, root, w->err);
+    return ms_reply_finish(w->g, root, w->report, w->err);
 }
 
 static ms_status control(const writer *w, const ms_tokenizer *t, const char *name, uint32_t *block) {
