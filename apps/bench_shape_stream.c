@@ -19,7 +19,7 @@
 #include "bench_shape.h"
 #include "io/reader.h"
 
-enum { PROBE_EXPERTS = 48, MAX_PROBES = 64 };
+enum { PROBE_EXPERTS = 48, MAX_PROBES = 64, APART = 7 };
 
 /* ------------------------------------------------------------------ experts on disk */
 
@@ -95,12 +95,13 @@ typedef struct disk_probe {
     ms_reader *reader;
     unsigned *files; /* [shards] */
     uint32_t together, count;
-    double rate[MAX_PROBES], asked[MAX_PROBES]; /* bytes a second, without a pause and `together` experts at a time */
+    /* Bytes a second: scattered experts without a pause, and neighbours, `together` at a time. */
+    double rate[MAX_PROBES], asked[MAX_PROBES];
 } disk_probe;
 
-/* `together` experts are asked for at a time; the next when all of them are there. */
-static ms_status read_experts(shape_run *r, ms_reader *reader, const unsigned *files, uint32_t from, uint32_t together,
-                              double *rate, ms_error *err) {
+/* `together` experts are asked for at a time; the next when all of them are there.  They lie `step` apart. */
+static ms_status read_experts(shape_run *r, ms_reader *reader, const unsigned *files, uint32_t from, uint32_t step,
+                              uint32_t together, double *rate, ms_error *err) {
     const ms_expert_table *t = &r->model.experts;
     uint32_t count = t->expert_count < PROBE_EXPERTS ? t->expert_count : PROBE_EXPERTS, real = r->f->real_layers;
     uint64_t start = ms_clock_ns();
@@ -108,7 +109,7 @@ static ms_status read_experts(shape_run *r, ms_reader *reader, const unsigned *f
         ms_read_request requests[PROBE_EXPERTS];
         n = count - i < together ? count - i : together;
         for (uint32_t j = 0; j < n; j++) {
-            const ms_expert_extent *x = &t->extents[(from + (size_t)(i + j) * 7) % ((size_t)real * t->expert_count)];
+            const ms_expert_extent *x = &t->extents[(from + (size_t)(i + j) * step) % ((size_t)real * t->expert_count)];
             requests[j] = (ms_read_request){.file = files[x->shard], .offset = x->offset, .length = t->expert_bytes};
         }
         MS_TRY(ms_reader_submit(reader, requests, n, err));
@@ -157,8 +158,8 @@ static ms_status probe_open(shape_run *r, disk_probe *p, ms_error *err) {
 static ms_status probe(shape_run *r, disk_probe *p, ms_error *err) {
     uint32_t i = p->count;
     if (i == MAX_PROBES) return MS_OK;
-    MS_TRY(read_experts(r, p->reader, p->files, i * 211, PROBE_EXPERTS, &p->rate[i], err));
-    MS_TRY(read_experts(r, p->reader, p->files, i * 211 + 97, p->together, &p->asked[i], err));
+    MS_TRY(read_experts(r, p->reader, p->files, i * 211, APART, PROBE_EXPERTS, &p->rate[i], err));
+    MS_TRY(read_experts(r, p->reader, p->files, i * 211 + 97, 1, p->together, &p->asked[i], err));
     p->count++;
     return shape_interrupted(err);
 }
@@ -275,7 +276,7 @@ static void print_figures(const shape_run *r, figures *f) {
            r->model.info.moe_layer_count, stats.direct ? "direct" : "buffered");
     printf(
         "  disk        %.3f GB/s by the reader alone, %u at a time, median of %u between the passes (best %.3f; %u "
-        "experts at a time with waits between %.3f)\n",
+        "neighbours at a time with waits between %.3f)\n",
         rate / 1e9, SHAPE_STAGING, f->disk.count, best / 1e9, f->disk.together, asked / 1e9);
     printf("  misses      %.3f GB a pass: %.2f ms of the disk; %.3f GB read\n", needed / 1e9, 1e3 * disk,
            f->read_bytes / 1e9);

@@ -19,6 +19,7 @@ enum {
     AHEAD_PAUSE = 32,  /* requests of a layer without guesses after bad ones, before they are looked at again */
     ALL_WINDOW = 128,  /* the same of all layers */
     ALL_PAUSE = 8,     /* tokens */
+    PAUSE_DOUBLES = 2, /* of a pause, when it has not helped */
     TIME_SHARE = 8     /* a new time counts so much less than what is known */
 };
 /* Enough reads in flight for a drive: this many, or more if they are small. */
@@ -44,7 +45,7 @@ typedef struct ahead_read {
 /* How good the guesses for a layer were, or for all. */
 typedef struct ahead_trust {
     uint32_t read, right; /* guessed reads, older ones count less; those that were wanted */
-    uint32_t pause;       /* requests without one */
+    uint32_t pause, bad;  /* requests without one; verdicts in a row that they were not good enough */
 } ahead_trust;
 
 /* What guesses are worth: times of late, in seconds; 0: not known. */
@@ -254,11 +255,14 @@ static void choose_chunks(ms_expert_service *s) {
     s->layer_chunks = slots ? (slots - 1) / s->chunk_slots + 1 : 0;
 }
 
+/* Reads of FEW_BYTES. */
+static uint32_t bytes_to_reads(const ms_expert_service *s) { return (uint32_t)(FEW_BYTES / s->table->read_bytes) + 1; }
+
 static void choose_depths(ms_expert_service *s) {
     ms_expert_service_options *o = &s->options;
     /* Where products run later, half of the scratch slots can be filled while the other half is in use. */
     s->landing = s->backend->deferred ? MS_SCRATCH_SLOTS / 2 : MS_SCRATCH_SLOTS;
-    uint32_t few = (uint32_t)(FEW_BYTES / s->table->read_bytes) + 1;
+    uint32_t few = bytes_to_reads(s);
     if (few < FEW_READS) few = FEW_READS;
     s->few_reads = o->read_depth ? o->read_depth : few > o->staging ? o->staging : few;
     if (o->read_depth == 0) o->read_depth = o->staging;
@@ -379,19 +383,34 @@ static void measure_times(ms_expert_service *s, bool next_layer) {
     t->reads = r.reads;
 }
 
+/* The drive's rest between two layers in reads; negative: not known. */
+static double idle_reads(const ahead_times *t) { return t->idle > 0 && t->read > 0 ? t->idle / t->read : -1; }
+
 /* Part of the guesses that must be right.  A right one saves what the drive would have rested, a wrong one costs the rest
  * of its read: where reads are long beside what a layer computes, few may be wrong. */
 static double needed_part(const ahead_times *t) {
-    bool known = t->read > 0 && t->idle > 0;
-    if (!known || t->idle >= t->read / 2) return 0.5;
-    return 1 - t->idle / t->read;
+    double idle = idle_reads(t);
+    return idle < 0 || idle > 0.5 ? 0.5 : 1 - idle;
+}
+
+/* Reads that keep the drive busy until the request comes, twice over; more would only be wrong more often. */
+static uint32_t useful_reads(const ms_expert_service *s) {
+    double idle = idle_reads(&s->times);
+    if (idle < 0 || idle > AHEAD_MAX) return AHEAD_MAX;
+    uint32_t few = bytes_to_reads(s), most = 1 + (uint32_t)(2 * idle);
+    return most > few ? most : few;
 }
 
 static void count_guess(ahead_trust *t, bool right, uint32_t window, double needed, uint32_t pause) {
     t->read++;
     t->right += right;
     if (t->read < window) return;
-    if (t->right < needed * t->read) t->pause = pause;
+    if (t->right < needed * t->read) {
+        t->pause = pause << t->bad;
+        t->bad += t->bad < PAUSE_DOUBLES;
+    } else {
+        t->bad = 0;
+    }
     t->read /= 2;
     t->right /= 2;
 }
@@ -464,8 +483,11 @@ void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *e
         forget_guesses(s);
     s->guess_layer = moe_layer;
     s->guess_made = true;
-    for (uint32_t i = 0; i < count; i++) {
-        if (ms_cache_resident(s->cache, moe_layer, experts[i]) || guessed(s, experts[i])) continue;
+    uint32_t left = useful_reads(s);
+    for (uint32_t i = 0; i < count && left; i++) {
+        if (ms_cache_resident(s->cache, moe_layer, experts[i])) continue;
+        left--;
+        if (guessed(s, experts[i])) continue;
         uint32_t at = 0;
         while (at < s->ahead_limit && s->ahead[at].state != AHEAD_NONE) at++;
         if (at == s->ahead_limit) return;

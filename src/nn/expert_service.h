@@ -74,8 +74,9 @@ typedef struct ms_expert_ready {
  * *count == 0: all have been given.  `ready` has room for the request's count. */
 ms_status ms_expert_next(ms_expert_service *s, ms_expert_ready *ready, uint32_t *count, ms_error *err);
 /* Experts (distinct, the surest first) that the next request will probably want, of the layer it will be for, which is
- * not that of an open request.  What is not resident is read, as far as half of the staging buffers goes; an earlier guess is
- * forgotten, except for what is under way of the same layer.  Never fails: the request itself meets what a guess met. */
+ * not that of an open request.  What is not resident is read, as far as half of the staging buffers goes and as keeps the
+ * drive busy until then; an earlier guess is forgotten, except for what is under way of the same layer.  Never fails: the
+ * request itself meets what a guess met. */
 void ms_expert_guess(ms_expert_service *s, uint32_t moe_layer, const uint32_t *experts, uint32_t count);
 /* Whether a guess for this layer is worth making now: lookahead is on, none has been made since the last request,
  * those for this layer have been right as often as not, and those for all layers often enough for what the drive would
