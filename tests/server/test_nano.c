@@ -145,6 +145,23 @@ static void reuse_changes_nothing(void **state) {
     ms_text_free(&said[1]);
 }
 
+/* A commit where it was built in a repository, else nothing. */
+static void check_build(program *p) {
+    http_response r;
+    char commit[64] = "";
+    FILE *git = popen("test -e .git && git rev-parse --short=12 HEAD 2>/dev/null", "r");
+    assert_non_null(git);
+    bool known = fgets(commit, sizeof commit, git) != NULL;
+    (void)pclose(git);
+    http_call(p->port, "GET", "/health", NULL, NULL, &r);
+    const char *build = http_text(&r, "build");
+    if (known)
+        assert_true(strlen(build) >= 12 && strspn(build, "0123456789abcdef") == strlen(build));
+    else
+        assert_string_equal(build, "");
+    http_free(&r);
+}
+
 static void every_endpoint(void **state) {
     (void)state;
     const char *const args[] = {PLAIN, "--metrics", "--slots-endpoint", NULL};
@@ -189,6 +206,7 @@ static void every_endpoint(void **state) {
         }
         http_free(&r);
     }
+    check_build(&p);
     assert_int_equal(program_end(&p, SIGTERM), 0);
     program_free(&p);
 }
