@@ -221,6 +221,7 @@ static void exit_codes(void **state) {
                                            {"models/k3-nano", "extra"},
                                            {"models/k3-nano", "--host", "0.0.0.0", "--port", "0"},
                                            {"models/k3-nano", "--port", "0", "--context", "9999999999"},
+                                           {"models/k3-nano", "--port", "0", "--context", "63"},
                                            {"models/k3-nano", "--port", "0", "--cors-origin", "x y"},
                                            {"models/k3-nano", "--port", "0", "--cors-origin", "https://a.example/"},
                                            {"models/k3-nano", "--port", "0", "--cors-origin", "a.example"},
