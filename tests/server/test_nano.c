@@ -285,8 +285,8 @@ static void looking_at_experts(void **state) {
         assert_memory_equal(begin, heads[i][1], head);
     }
     /* The order of events, each once. */
-    static const char *const events[] = {"request.decode.start", "request.decode.phase", "request.state.digest",
-                                         "request.complete"};
+    static const char *const events[] = {"request.decode.start", "request.decode.phase", "request.decode.io",
+                                         "request.state.digest", "request.complete"};
     const char *at = p.log.data;
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
         at = strstr(at, events[i]);
