@@ -173,6 +173,12 @@ $(BUILD)/compile.flags: FORCE
 LINK_STAMP := $(CC) $(LINK) $(LIBS)
 $(BUILD)/link.flags: FORCE
 	$(call stamp,$(LINK_STAMP))
+# What /health shows as the build; empty outside of a repository.
+BUILD_ID := $(if $(wildcard .git),$(shell git rev-parse --short=12 HEAD 2>/dev/null))
+$(BUILD)/build.id: FORCE
+	$(call stamp,$(BUILD_ID))
+$(BUILD)/apps/moonshine-server.o: COMPILE += -DMS_BUILD='"$(BUILD_ID)"'
+$(BUILD)/apps/moonshine-server.o: $(BUILD)/build.id
 $(BUILD)/library.list: FORCE
 	$(call stamp,$(OBJ))
 $(BUILD)/apps/parts.list: FORCE

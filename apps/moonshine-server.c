@@ -15,6 +15,10 @@
 #include "server_names.h"
 #include "session/prefix_disk.h"
 
+#ifndef MS_BUILD
+#define MS_BUILD "" /* the commit, where the Makefile knows one */
+#endif
+
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3, EXIT_BROKEN = 70, LOOK_MS = 50, MIN_DISTANCE = 512 };
 
 /* Bytes of the pipe that the main thread reads. */
@@ -253,6 +257,7 @@ static ms_status start_server(program *p, ms_error *err) {
     s.digest = p->o.state_digest;
     s.forget_experts = p->o.forget_experts;
     s.static_precision = format;
+    s.build = MS_BUILD;
     s.model_source = p->plan->model_source;
     s.expert_store = p->plan->expert_store;
     s.experts_per_layer = p->plan->experts;

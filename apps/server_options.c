@@ -9,6 +9,8 @@
 #define FIELD(f) offsetof(server_options, f)
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
+enum { CONTEXT_MIN = 64 }; /* shorter ones have no room for a chat's own tokens */
+
 static const char *const on_off[] = {"off", "on", NULL};
 static const char *const formats[] = {"text", "json", NULL};
 
@@ -254,6 +256,16 @@ static ms_status take_origins(server_options *o, ms_error *err) {
     return MS_OK;
 }
 
+static ms_status check_values(const server_options *o, ms_error *err) {
+    uint64_t context = o->engine.context;
+    if (o->logits_tap && !o->diagnostics)
+        return ms_fail(err, MS_ERR_USAGE, "--router-logits-tap: needs --decode-diagnostics");
+    if (context && context < CONTEXT_MIN)
+        return ms_fail(err, MS_ERR_USAGE, "--context: expected at least %d for a server, found %llu", CONTEXT_MIN,
+                       (unsigned long long)context);
+    return MS_OK;
+}
+
 int server_options_parse(server_options *o, int argc, char **argv) {
     *o = (server_options){.engine = ms_model_flags_default(),
                           .names = server_names_default(),
@@ -272,12 +284,12 @@ int server_options_parse(server_options *o, int argc, char **argv) {
                           .buffer_structured = 1,
                           .constrain = 1,
                           .prefix_reuse = 1};
-    const ms_option_group groups[] = {{"Network", network, COUNT(network), o},
-                                      {"Requests", requests, COUNT(requests), o},
-                                      {"Engine", ms_model_option_table, ms_model_option_count, &o->engine},
-                                      {"Operation", operation, COUNT(operation), o},
-                                      {"Other names, for models whose family has them", server_name_table,
-                                       server_name_count, &o->names}};
+    const ms_option_group groups[] = {
+        {"Network", network, COUNT(network), o},
+        {"Requests", requests, COUNT(requests), o},
+        {"Engine", ms_model_option_table, ms_model_option_count, &o->engine},
+        {"Operation", operation, COUNT(operation), o},
+        {"Other names, for models whose family has them", server_name_table, server_name_count, &o->names}};
     const ms_option_set set = {
         .program = "moonshine-server",
         .synopsis = "[MODEL] [options]",
@@ -295,12 +307,9 @@ int server_options_parse(server_options *o, int argc, char **argv) {
     if (code >= 0) return code;
     o->model = ms_command_model(set.program, &r, 0);
     if (!o->model) return 2;
-    if (o->logits_tap && !o->diagnostics) {
-        (void)ms_fail(&err, MS_ERR_USAGE, "--router-logits-tap: needs --decode-diagnostics");
-        return ms_command_fail(set.program, &err);
-    }
     o->prefix_memory_given = ms_options_given(&set, &r, "prefix-memory");
-    ms_status status = take_origins(o, &err);
+    ms_status status = check_values(o, &err);
+    if (status == MS_OK) status = take_origins(o, &err);
     if (status == MS_OK) status = server_names_parsed(o, &set, &r, &err);
     if (status == MS_OK) status = split_aliases(o, &err);
     return status == MS_OK ? -1 : ms_command_fail(set.program, &err);

@@ -340,7 +340,10 @@ static ms_status start(ms_front *f, ms_error *err) {
         MHD_OPTION_URI_LOG_CALLBACK, on_uri, f, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)INT_MAX, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
         MHD_OPTION_THREAD_STACK_SIZE, (size_t)THREAD_STACK_BYTES, MHD_OPTION_END);
-    if (!f->daemon) return ms_fail(err, MS_ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());
+    return f->daemon ? MS_OK : ms_fail(err, MS_ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());
+}
+
+ms_status ms_front_serve(ms_front *f, ms_error *err) {
     int code = pthread_create(&f->acceptor, NULL, accept_loop, f);
     if (code != 0) return ms_fail_errno(err, MS_ERR_IO, code, "the accepting thread");
     f->accepting = true;

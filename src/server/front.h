@@ -46,8 +46,10 @@ typedef struct ms_front_options {
     ms_log *log;
 } ms_front_options;
 
-/* Binds and listens; connections are served from here on. */
+/* Binds and listens: who connects waits. */
 ms_status ms_front_create(ms_front **out, const ms_front_options *o, ms_error *err);
+/* Connections are served from here on, once: what handlers use must be there. */
+ms_status ms_front_serve(ms_front *f, ms_error *err);
 /* "127.0.0.1:8080": the first address that was bound. */
 const char *ms_front_address(const ms_front *f);
 uint32_t ms_front_port(const ms_front *f);

@@ -20,6 +20,7 @@ static enum MHD_Result one_header(void *arg, enum MHD_ValueKind kind, const char
         h->length = value;
         return MHD_YES;
     }
+    if (strcasecmp(name, "Host") == 0) h->hosts++;
     const struct {
         const char *name, **to;
     } known[] = {{"Transfer-Encoding", &h->transfer},
@@ -215,6 +216,8 @@ bool ms_front_check(ms_exchange *x, const char *url) {
         ms_front_refuse(x, 414, "uri_too_long", "a request line may have at most %d bytes", LINE_MAX_BYTES);
     } else if (!path) {
         ms_front_refuse(x, 400, "bad_http", "the path is not one that a request may have");
+    } else if (x->headers.hosts > 1 || (!x->headers.hosts && !x->http_1_0)) {
+        ms_front_refuse(x, 400, "bad_http", "a request of HTTP/1.1 needs one Host header");
     } else if (x->headers.count > HEADERS_MAX) {
         ms_front_refuse(x, 431, "headers_too_large", "a request may have at most %d headers", HEADERS_MAX);
     } else if (x->headers.bytes > HEADER_BYTES_MAX) {

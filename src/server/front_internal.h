@@ -40,7 +40,7 @@ struct ms_front {
 
 /* Headers that decide something.  The values belong to the connection. */
 typedef struct ms_request_headers {
-    unsigned count, lengths;
+    unsigned count, lengths, hosts;
     size_t bytes; /* names, values and what stands between them */
     const char *length, *transfer, *encoding, *expect, *origin, *host, *authorization, *api_key, *type, *client_id;
 } ms_request_headers;

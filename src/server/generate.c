@@ -34,7 +34,7 @@ typedef struct run {
     size_t anchor; /* where to mark it; 0: nowhere */
     uint64_t room, start_ns, last_log_ns;
     uint64_t base; /* ids evaluated before the running forward */
-    ms_engine_stats before;
+    ms_engine_stats before, before_decode;
     expert_count count;
     uint64_t sweeps; /* passes over all layers */
 } run;
@@ -264,9 +264,17 @@ static const float *prompt_logits(const run *r) {
     return live;
 }
 
+/* What was read of experts between two looks at the engine. */
+static void log_reads(ms_log_line *l, const ms_engine_stats *before, const ms_engine_stats *now) {
+    ms_log_u64(l, "reads", now->expert_reads - before->expert_reads);
+    ms_log_u64(l, "read", now->expert_read_bytes - before->expert_read_bytes);
+    ms_log_real(l, "read_wait", seconds(now->read_wait_ns - before->read_wait_ns));
+    ms_log_u64(l, "cache_hits", now->expert_hits - before->expert_hits);
+    ms_log_u64(l, "cache_accesses", now->expert_accesses - before->expert_accesses);
+}
+
 static void log_prefill_io(const run *r, const ms_engine_stats *now) {
     const expert_count *c = &r->count;
-    const ms_engine_stats *before = &r->before;
     ms_log_line l;
     ms_log_begin(&l, r->g->log, MS_LOG_INFO, "request.prefill.io", r->j->id);
     ms_log_u64(&l, "sweeps", r->sweeps);
@@ -276,11 +284,7 @@ static void log_prefill_io(const run *r, const ms_engine_stats *now) {
         ms_log_u64(&l, "unique_experts_max", c->most);
         ms_log_u64(&l, "routes", c->routes);
     }
-    ms_log_u64(&l, "reads", now->expert_reads - before->expert_reads);
-    ms_log_u64(&l, "read", now->expert_read_bytes - before->expert_read_bytes);
-    ms_log_real(&l, "read_wait", seconds(now->read_wait_ns - before->read_wait_ns));
-    ms_log_u64(&l, "cache_hits", now->expert_hits - before->expert_hits);
-    ms_log_u64(&l, "cache_accesses", now->expert_accesses - before->expert_accesses);
+    log_reads(&l, &r->before, now);
     ms_log_end(&l);
 }
 
@@ -399,6 +403,18 @@ static uint64_t keep_capture(ms_generator *g, const ms_job *j) {
     return 0;
 }
 
+/* With any of the options that look at decoding. */
+static void log_decode_io(const run *r) {
+    const ms_generator *g = r->g;
+    if (!g->digest && !g->diagnostics) return;
+    ms_engine_stats now;
+    g->timeline->ops->stats(g->timeline, &now);
+    ms_log_line l;
+    ms_log_begin(&l, g->log, MS_LOG_INFO, "request.decode.io", r->j->id);
+    log_reads(&l, &r->before_decode, &now);
+    ms_log_end(&l);
+}
+
 static void log_digest(const run *r) {
     const ms_generator *g = r->g;
     ms_digest digest;
@@ -474,8 +490,8 @@ static void plan_closing(run *r, const ms_decode *d, const ms_reply *reply) {
     ms_turn_end *e = r->end;
     e->raw = r->j->prompt.channel == MS_CHANNEL_NONE;
     if (e->raw || !r->g->reuse) return;
-    ms_status st = ms_reply_finish_ids(r->g->text, r->j->prompt.thinking, reply, d->generated.data,
-                                       d->generated.count, &e->exact, &e->closing, NULL);
+    ms_status st = ms_reply_finish_ids(r->g->text, r->j->prompt.thinking, reply, d->generated.data, d->generated.count,
+                                       &e->exact, &e->closing, NULL);
     if (st != MS_OK) e->exact = false; /* the state goes back to the end of the prompt */
 }
 
@@ -488,6 +504,7 @@ static void conclude(run *r, ms_decode *d) {
         fail_engine(r, &err, "the reply");
         return;
     }
+    log_decode_io(r);
     log_digest(r);
     const char *rule = broken_rule(&r->j->request, &reply), *format = broken_format(&r->j->request, &reply, d->end);
     if (!rule && d->calls_begun > reply.call_count) rule = "the reply ended inside a call";
@@ -555,6 +572,7 @@ static void reply(run *r) {
     ms_log_end(&l);
     ms_histogram_add(&g->metrics->first_token, seconds(ms_clock_ns() - j->admitted_ns));
     ms_diagnostics_begin(g->diagnostics, g->timeline);
+    g->timeline->ops->stats(g->timeline, &r->before_decode);
     uint64_t start = ms_clock_ns();
     status = ms_decode_run(&d, logits, &err);
     j->decode_ns = ms_clock_ns() - start;

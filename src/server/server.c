@@ -113,8 +113,10 @@ static ms_status open_all(ms_server *s, ms_error *err) {
                                 .routes = routes,
                                 .arg = s,
                                 .log = s->o.log};
+    /* An address that cannot be had is known before loading begins; handlers look at the worker from the first. */
     MS_TRY(ms_front_create(&s->front, &f, err));
-    return ms_worker_create(&s->worker, &w, err);
+    MS_TRY(ms_worker_create(&s->worker, &w, err));
+    return ms_front_serve(s->front, err);
 }
 
 ms_status ms_server_create(ms_server **out, const ms_server_options *o, ms_error *err) {

@@ -8,8 +8,8 @@
  *
  * Owns: nothing between calls.  Threads: the inference thread.
  * Errors: MS_ERR_USAGE (name, a folder that is not private), MS_ERR_IO, and those of ms_session_import; whatever fails
- * in a restore, the session is as before, or reset when it says so (position tells).  Messages hold no path and no name:
- * they say which file or folder by what it is for.
+ * in a restore, the session is as before, or reset when it says so (position tells).  Messages hold no path and no
+ * name: they say which file or folder by what it is for.
  */
 #ifndef MS_SESSION_NAMED_STATE_H
 #define MS_SESSION_NAMED_STATE_H

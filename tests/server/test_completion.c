@@ -358,6 +358,47 @@ static void log_probabilities(void **state) {
     http_free(&r);
 }
 
+/* ------------------------------------------------------------------ headers */
+
+/* A number with six decimals. */
+static void is_real(const http_response *r, const char *name) {
+    const char *value = http_header(r, name);
+    if (!value) fail_msg("no %s", name);
+    size_t whole = strspn(value, "0123456789");
+    if (!whole || value[whole] != '.' || strspn(value + whole + 1, "0123456789") != 6 || value[whole + 7])
+        fail_msg("%s: %s", name, value);
+}
+
+/* What was done to a request beside answering it. */
+static void headers_tell(void **state) {
+    (void)state;
+    fixture own;
+    http_response r;
+    fixture_init(&own);
+    script_say(&own.engine, "plain", "I think.", "Hello there.");
+    own.o.clamp_max_tokens = true;
+    fixture_start(&own);
+    fixture_wait_ready(&own);
+    http_call(own.port, "POST", "/v1/chat/completions", NULL, fixture_body("plain", ",\"max_tokens\":99999"), &r);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(http_header(&r, "X-Moonshine-Clamped"), "max_tokens=1024");
+    assert_null(http_header(&r, "X-Moonshine-Ignored-Tools"));
+    is_real(&r, "X-Moonshine-Prompt-Seconds");
+    is_real(&r, "X-Moonshine-Decode-Seconds");
+    is_real(&r, "X-Moonshine-Decode-Tokens-Per-Second");
+    http_free(&r);
+    fixture_wait_idle(&own);
+    http_call(own.port, "POST", "/v1/responses", NULL,
+              "{\"model\":\"moonshine\",\"input\":\"plain\",\"max_output_tokens\":100,"
+              "\"tools\":[{\"type\":\"web_search\"},{\"type\":\"custom\",\"name\":\"x\"}]}",
+              &r);
+    assert_int_equal(r.status, 200);
+    assert_null(http_header(&r, "X-Moonshine-Clamped"));
+    assert_string_equal(http_header(&r, "X-Moonshine-Ignored-Tools"), "web_search,custom");
+    http_free(&r);
+    fixture_free(&own);
+}
+
 /* ------------------------------------------------------------------ engine faults */
 
 static void a_failed_pass(void **state) {
@@ -395,7 +436,8 @@ int main(void) {
         cmocka_unit_test(lengths),         cmocka_unit_test(context_is_bounded),
         cmocka_unit_test(calls),           cmocka_unit_test(policies),
         cmocka_unit_test(sampling),        cmocka_unit_test(log_probabilities),
-        cmocka_unit_test(a_failed_pass),   cmocka_unit_test(metrics_count),
+        cmocka_unit_test(headers_tell),    cmocka_unit_test(a_failed_pass),
+        cmocka_unit_test(metrics_count),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -530,7 +530,7 @@ static void the_end_with_clients(void **state) {
     atomic_store(&f.engine.token_us, 20000);
     int running = begin_post(fixture_body("longone", ",\"stream\":true,\"max_tokens\":1000"));
     int silent = http_connect(f.port), half = http_connect(f.port);
-    assert_true(http_puts(half, "POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{"));
+    assert_true(http_puts(half, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"));
     pause_ms(100);
     uint64_t start = ms_clock_ns();
     fixture_stop(&f);

@@ -145,6 +145,23 @@ static void reuse_changes_nothing(void **state) {
     ms_text_free(&said[1]);
 }
 
+/* A commit where it was built in a repository, else nothing. */
+static void check_build(program *p) {
+    http_response r;
+    char commit[64] = "";
+    FILE *git = popen("test -e .git && git rev-parse --short=12 HEAD 2>/dev/null", "r");
+    assert_non_null(git);
+    bool known = fgets(commit, sizeof commit, git) != NULL;
+    (void)pclose(git);
+    http_call(p->port, "GET", "/health", NULL, NULL, &r);
+    const char *build = http_text(&r, "build");
+    if (known)
+        assert_true(strlen(build) >= 12 && strspn(build, "0123456789abcdef") == strlen(build));
+    else
+        assert_string_equal(build, "");
+    http_free(&r);
+}
+
 static void every_endpoint(void **state) {
     (void)state;
     const char *const args[] = {PLAIN, "--metrics", "--slots-endpoint", NULL};
@@ -189,6 +206,7 @@ static void every_endpoint(void **state) {
         }
         http_free(&r);
     }
+    check_build(&p);
     assert_int_equal(program_end(&p, SIGTERM), 0);
     program_free(&p);
 }
@@ -203,6 +221,7 @@ static void exit_codes(void **state) {
                                            {"models/k3-nano", "extra"},
                                            {"models/k3-nano", "--host", "0.0.0.0", "--port", "0"},
                                            {"models/k3-nano", "--port", "0", "--context", "9999999999"},
+                                           {"models/k3-nano", "--port", "0", "--context", "63"},
                                            {"models/k3-nano", "--port", "0", "--cors-origin", "x y"},
                                            {"models/k3-nano", "--port", "0", "--cors-origin", "https://a.example/"},
                                            {"models/k3-nano", "--port", "0", "--cors-origin", "a.example"},
@@ -266,8 +285,8 @@ static void looking_at_experts(void **state) {
         assert_memory_equal(begin, heads[i][1], head);
     }
     /* The order of events, each once. */
-    static const char *const events[] = {"request.decode.start", "request.decode.phase", "request.state.digest",
-                                         "request.complete"};
+    static const char *const events[] = {"request.decode.start", "request.decode.phase", "request.decode.io",
+                                         "request.state.digest", "request.complete"};
     const char *at = p.log.data;
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
         at = strstr(at, events[i]);

@@ -241,6 +241,10 @@ static void absolute_targets(void **state) {
     status_of("GET http://host/v1/../health HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
     status_of("GET http://me@host/health HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
     status_of("GET ftp://host/health HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
+    status_of("GET http://host/health HTTP/1.1\r\n\r\n", 400, "bad_http"); /* the header is needed all the same */
+    status_of("GET /health HTTP/1.1\r\n\r\n", 400, "bad_http");
+    status_of("GET /health HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", 400, "bad_http");
+    status_of("GET /health HTTP/1.0\r\n\r\n", 200, NULL);
     status_of("OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 204, NULL);
     status_of("GET * HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
     status_of("CONNECT host:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
