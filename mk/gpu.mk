@@ -41,8 +41,8 @@ EMU_LIB  := $(BUILD)/libmoonshine_emu.so
 HIP_LIB  := $(BUILD)/libmoonshine_hip.so
 CUDA_LIB := $(BUILD)/libmoonshine_cuda.so
 
-.PHONY: gpu-emu gpu-test gpu-check gpu-check-quick gpu-check-emu gpu-check-orders gpu-check-self gpu-check-hip \
-        gpu-check-cuda
+.PHONY: gpu-emu gpu-test gpu-check gpu-check-quick gpu-check-emu gpu-check-orders gpu-check-races gpu-check-self \
+        gpu-check-hip gpu-check-cuda
 gpu-emu: $(EMU_LIB) ## the GPU backend on the emulator, for tests
 ifneq ($(filter-out hip cuda,$(GPU)),)
 $(error GPU=$(GPU): expected hip or cuda)
@@ -211,7 +211,7 @@ gpu-check-quick: ## the part of gpu-check that takes minutes, for test.sh
 	if [ -n "$$failed" ]; then echo "$@: FAIL:$$failed"; exit 1; fi; echo '$@: PASS'
 
 # The orders of threads that a plain run of the tests does not use, on what covers every kernel.
-ORDER_TESTS := $(addprefix $(BUILD)/tests/gpu/,test_ops_gpu test_kernels_experts test_kernels_gqa test_kernels_kda)
+ORDER_TESTS := $(addprefix $(BUILD)/tests/gpu/,test_ops_gpu test_gpu_blas test_kernels_experts test_kernels_gqa test_kernels_kda)
 gpu-check-orders: $(EMU_LIB) $(ORDER_TESTS)
 	@for o in rev rand; do GPU_EMU_ORDER=$$o GPU_EMU_SEED=7 $(RUN_TESTS) $(ORDER_TESTS) || exit 1; done
 
@@ -235,8 +235,14 @@ gpu-check-emu: $(EMU_LIB) $(GPU_TESTS) $(KERNEL_TESTS)
 	+@echo 'emulator, address and undefined-behaviour checker:'; TEST_SECONDS=1800 \
 	    $(MAKE) --no-print-directory BUILD='$(BUILD)-asan' SAN=address,undefined TESTS=tests/gpu test
 	+@echo 'emulator, race detector:'; fixed=; if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \
-	    GPU_EMU_WORKERS=4 TEST_SECONDS=1800 $$fixed \
-	    $(MAKE) --no-print-directory BUILD='$(BUILD)-tsan' SAN=thread TESTS=tests/gpu test
+	    TEST_SECONDS=1800 $$fixed $(MAKE) --no-print-directory BUILD='$(BUILD)-tsan' SAN=thread gpu-check-races
+
+# With SAN=thread: what covers every kernel, and streams.  The race detector keeps a clock for each thread of each block at
+# work, a number for each of the others in it, and adds all of them up at every gpu_sync(): two blocks of 1,024 threads
+# show a race between blocks as well as four, in a quarter of the time, and whole models run no other kernels.
+RACE_TESTS := $(addprefix $(BUILD)/tests/gpu/,test_ops_gpu test_gpu_blas test_gpu_installs) $(KERNEL_TESTS)
+gpu-check-races: $(EMU_LIB) $(RACE_TESTS)
+	@GPU_EMU_WORKERS=2 $(RUN_TESTS) $(RACE_TESTS)
 
 # What must be in the code: int8 matrices and dot products, 128-bit loads, the butterfly without memory.
 gpu-check-hip: $(if $(HIP_READY),$(foreach a,$(HIP_CHECKED),$(GPU_CODE:%=$(BUILD)/hip/$(a)/gpu_%.hsaco)))

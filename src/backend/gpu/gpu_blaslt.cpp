@@ -152,8 +152,7 @@ int describe(const gpu_blas *b, blas_plan *p, int type) {
     for (int preference : align_preferences)
         if (!bad && preference >= 0) bad = b->f.pref_set(pref, preference, &p->align, sizeof p->align);
     int found = 0;
-    if (!bad)
-        bad = b->f.heuristic(b->handle, b->desc, p->weight, p->in, p->out, p->out, pref, 1, &p->choice, &found);
+    if (!bad) bad = b->f.heuristic(b->handle, b->desc, p->weight, p->in, p->out, p->out, pref, 1, &p->choice, &found);
     if (pref) (void)b->f.pref_destroy(pref);
     return bad ? bad : found < 1 ? -1 : p->choice.state;
 }
@@ -193,9 +192,9 @@ void multiply(gpu_backend *g, blas_plan want, float *out) {
 #if GPU_EMU // the stand-in knows no streams
     (void)gpuStreamSynchronize(g->stream);
 #endif
-    const int bad = g->blas->f.matmul(g->blas->handle, g->blas->desc, &one, s->blas_weight, p->weight, s->blas_in,
-                                      p->in, &zero, out, p->out, out, p->out, p->choice.algorithm, s->blas_work,
-                                      WORK_BYTES, g->stream);
+    const int bad =
+        g->blas->f.matmul(g->blas->handle, g->blas->desc, &one, s->blas_weight, p->weight, s->blas_in, p->in, &zero,
+                          out, p->out, out, p->out, p->choice.algorithm, s->blas_work, WORK_BYTES, g->stream);
     if (bad) keep_failure(g, MS_ERR_IO, "%s: " BLAS("Matmul") ": status %d", g->base.name, bad);
 }
 

@@ -94,7 +94,8 @@ void run_products(gpu_backend *g, const product_input *in, const ms_product *pro
             const ms_product *p = &of[i];
             const ms_weight *w = p->weight;
             a.product[i] = {
-                w->data, w->scales, p->out, p->out_stride, w->rows, mode_of(w, quantised(g, w, p->exact_input, in->n)), 0};
+                w->data, w->scales, p->out, p->out_stride, w->rows, mode_of(w, quantised(g, w, p->exact_input, in->n)),
+                0};
         }
         if (a.count) k_project(g->stream, &a);
     }

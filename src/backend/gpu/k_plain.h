@@ -7,10 +7,10 @@
 // Rows [first, first + n) of a weight of rows x cols in the layout of its mode (k_common.h).  Activations are an F32
 // weight.
 typedef struct k_plain_args {
-    void *to;       // [n][stride]
-    size_t stride;  // elements, at least cols; zeros behind the last column
-    uint32_t bf16;  // the type of `to`; else f32
-    uint32_t mode;  // k_mode; both Q8 modes are the same here
+    void *to;      // [n][stride]
+    size_t stride; // elements, at least cols; zeros behind the last column
+    uint32_t bf16; // the type of `to`; else f32
+    uint32_t mode; // k_mode; both Q8 modes are the same here
     const void *data;
     const float *scales;
     uint32_t rows, cols, first, n;
@@ -19,8 +19,7 @@ typedef struct k_plain_args {
 GPU_DEV float k_plain_value(const k_plain_args *a, uint32_t row, uint32_t col) {
     const size_t at = (size_t)row * a->cols;
     if (a->mode == K_MODE_F32) return ((const float *)a->data)[at + col];
-    if (a->mode == K_MODE_BF16)
-        return gpu_bf16_f32(((const gpu_bf16 *)a->data)[at + k_bf16_at(a->rows, a->cols, col)]);
+    if (a->mode == K_MODE_BF16) return gpu_bf16_f32(((const gpu_bf16 *)a->data)[at + k_bf16_at(a->rows, a->cols, col)]);
     const uint8_t *codes = (const uint8_t *)a->data + row * k_q8_stride(a->cols);
     const float scale = a->scales[k_q8_scale_at(a->rows, k_q8_groups(a->cols), row, col / K_Q8_GROUP)];
     if (a->mode == K_MODE_FP8) return k_fp8_value(codes[k_fp8_at(a->cols, col)]) * scale;
