@@ -468,7 +468,8 @@ static ms_status create(shape_run *r, ms_error *err) {
     if (shape_streams(f) && f->rows == 1 && r->slots > info->experts - info->top_k)
         return ms_fail(err, MS_ERR_USAGE, "slots %u: with --hits expected at most %u, so that there are misses",
                        r->slots, info->experts - info->top_k);
-    uint64_t passes = (f->phases ? 2u : 1u) * (uint64_t)f->tokens + WARM_PASSES + f->hit_rate_count * (f->tokens + 2ull);
+    uint64_t passes =
+        (f->phases ? 2u : 1u) * (uint64_t)f->tokens + WARM_PASSES + f->hit_rate_count * (f->tokens + 2ull);
     uint64_t context = f->position + passes * f->rows;
     MS_TRY(plan_memory(r, context, err));
     ms_scratch_need need;

@@ -173,16 +173,16 @@ static uint32_t draw(uint64_t *state, uint32_t below) {
     return (uint32_t)((*state >> 33) % below);
 }
 
-/* What is guessed for a layer that takes the experts with a bias in `route`: each of them, or by chance one of the others
- * in its place. */
+/* What is guessed for a layer that takes the experts with a bias in `route`: each of them, or by chance one of the
+ * others in its place. */
 static void guess_route(const shape_run *r, const float *route, float *guess, uint64_t *random) {
     uint32_t experts = r->model.info.experts;
     memset(guess, 0, experts * sizeof *guess);
     for (uint32_t e = 0; e < experts; e++) {
         uint32_t id = e;
         if (route[e] == 0) continue;
-        if (draw(random, 100) >= r->f->guess)
-            do id = draw(random, experts);
+        if (draw(random, 100) >= r->f->guess) do
+                id = draw(random, experts);
             while (route[id] != 0 || guess[id] != 0);
         guess[id] = RIGHT_BIAS;
     }
@@ -274,15 +274,14 @@ static void print_figures(const shape_run *r, figures *f) {
     double larger = disk > f->compute ? disk : f->compute;
     printf("  experts     the files of %u routed layers serve all %u layers; %s reads\n", r->f->real_layers,
            r->model.info.moe_layer_count, stats.direct ? "direct" : "buffered");
-    printf(
-        "  disk        %.3f GB/s by the reader alone, %u at a time, median of %u between the passes (best %.3f; %u "
-        "neighbours at a time with waits between %.3f)\n",
-        rate / 1e9, SHAPE_STAGING, f->disk.count, best / 1e9, f->disk.together, asked / 1e9);
+    printf("  disk        %.3f GB/s by the reader alone, %u at a time, median of %u between the passes (best %.3f; %u "
+           "neighbours at a time with waits between %.3f)\n",
+           rate / 1e9, SHAPE_STAGING, f->disk.count, best / 1e9, f->disk.together, asked / 1e9);
     printf("  misses      %.3f GB a pass: %.2f ms of the disk; %.3f GB read\n", needed / 1e9, 1e3 * disk,
            f->read_bytes / 1e9);
     if (r->f->rows == 1 && r->f->guess)
-        printf("  guesses     each right with a chance of %u %%; %.0f reads a pass, %.1f %% of them wanted\n", r->f->guess,
-               f->guessed, f->guessed > 0 ? 100 * f->used / f->guessed : 0);
+        printf("  guesses     each right with a chance of %u %%; %.0f reads a pass, %.1f %% of them wanted\n",
+               r->f->guess, f->guessed, f->guessed > 0 ? 100 * f->used / f->guessed : 0);
     else if (r->f->guess)
         printf("  guesses     all experts of the next layer; %.0f reads a pass, %.1f %% of them wanted\n", f->guessed,
                f->guessed > 0 ? 100 * f->used / f->guessed : 0);
@@ -318,7 +317,8 @@ static ms_status decode(shape_run *r, figures *f, ms_error *err) {
     if (st == MS_OK) st = shape_passes(r, r->f->tokens, &f->compute, err);
     if (st == MS_OK && r->f->phases) st = shape_phases(r, err);
     r->routes = routes;
-    for (uint32_t i = 0; i < r->f->hit_rate_count && st == MS_OK; i++) st = decode_at(r, r->f->hit_rates[i], &w, f, err);
+    for (uint32_t i = 0; i < r->f->hit_rate_count && st == MS_OK; i++)
+        st = decode_at(r, r->f->hit_rates[i], &w, f, err);
     routes_destroy(r, &w);
     return st;
 }

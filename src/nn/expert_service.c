@@ -50,10 +50,10 @@ typedef struct ahead_trust {
 
 /* What guesses are worth: times of late, in seconds; 0: not known. */
 typedef struct ahead_times {
-    double idle;               /* from a layer's last expert to the next layer's request: without guesses the drive rests */
-    double read;               /* the drive's for an expert */
-    uint64_t given_ns;         /* when the last expert of a request was given; 0: there was none to read */
-    uint64_t busy_ns, reads;   /* of the reader when `read` was taken */
+    double idle;        /* from a layer's last landing to the next layer's request: without guesses the drive rests */
+    double read;        /* the drive's for an expert */
+    uint64_t landed_ns; /* when the last expert of a request was taken; 0: there was none to read */
+    uint64_t busy_ns, reads; /* of the reader when `read` was taken */
 } ahead_times;
 
 #define CHUNK_BYTES (1ull << 30) /* of slots */
@@ -374,8 +374,8 @@ static void measure_times(ms_expert_service *s, bool next_layer) {
     ahead_times *t = &s->times;
     ms_reader_stats r;
     ms_reader_get_stats(s->reader, &r);
-    if (next_layer && t->given_ns) t->idle = mean_of_late(t->idle, 1e-9 * (double)(ms_clock_ns() - t->given_ns));
-    t->given_ns = 0;
+    if (next_layer && t->landed_ns) t->idle = mean_of_late(t->idle, 1e-9 * (double)(ms_clock_ns() - t->landed_ns));
+    t->landed_ns = 0;
     uint64_t reads = r.reads - t->reads;
     if (reads < AHEAD_WINDOW) return;
     t->read = mean_of_late(t->read, 1e-9 * (double)(r.busy_ns - t->busy_ns) / (double)reads);
@@ -386,8 +386,8 @@ static void measure_times(ms_expert_service *s, bool next_layer) {
 /* The drive's rest between two layers in reads; negative: not known. */
 static double idle_reads(const ahead_times *t) { return t->idle > 0 && t->read > 0 ? t->idle / t->read : -1; }
 
-/* Part of the guesses that must be right.  A right one saves what the drive would have rested, a wrong one costs the rest
- * of its read: where reads are long beside what a layer computes, few may be wrong. */
+/* Part of the guesses that must be right.  A right one saves what the drive would have rested, a wrong one costs the
+ * rest of its read: where reads are long beside what a layer computes, few may be wrong. */
 static double needed_part(const ahead_times *t) {
     double idle = idle_reads(t);
     return idle < 0 || idle > 0.5 ? 0.5 : 1 - idle;
@@ -689,6 +689,7 @@ static ms_status take(ms_expert_service *s, const ms_read_done *done, ms_expert_
         fail_context(s, w->expert, err);
         return done->status;
     }
+    if (s->left == 1) s->times.landed_ns = ms_clock_ns();
     uint8_t *slot = w->kind == MS_WANT_FILL ? slot_address(s, w->slot) : s->scratch + s->next_scratch * s->expert_bytes;
     uint32_t ticket;
     ms_status st;
@@ -705,7 +706,7 @@ static ms_status take(ms_expert_service *s, const ms_read_done *done, ms_expert_
     }
     if (w->kind != MS_WANT_FILL) s->next_scratch = (s->next_scratch + 1) % MS_SCRATCH_SLOTS;
     *ready = (ms_expert_ready){.index = i, .slot = slot};
-    if (--s->left == 0) s->times.given_ns = ms_clock_ns();
+    s->left--;
     s->account.completions++;
     return MS_OK;
 }
@@ -775,7 +776,8 @@ static void discard_slots(ms_expert_service *s, uint32_t layer, uint32_t first) 
         uint32_t chunk = slot / s->chunk_slots, end = (chunk + 1) * s->chunk_slots;
         if (end > s->options.slots) end = s->options.slots;
         uint8_t *base = s->slot_chunks[(size_t)layer * s->layer_chunks + chunk];
-        size_t skip = (size_t)((slot % s->chunk_slots) * s->expert_bytes), bytes = (size_t)((end - slot) * s->expert_bytes);
+        size_t skip = (size_t)((slot % s->chunk_slots) * s->expert_bytes),
+               bytes = (size_t)((end - slot) * s->expert_bytes);
         s->backend->discard(s->backend, base + skip, bytes);
         s->lent_bytes += bytes;
         slot = end;

@@ -117,8 +117,8 @@ static void limits(void **state) {
     rig_close(&r);
 }
 
-/* While a request is open its reads come first; what is guessed then waits for the next one in at most half of the buffers,
- * however few there are, and whether or not the request comes to its end. */
+/* While a request is open its reads come first; what is guessed then waits for the next one in at most half of the
+ * buffers, however few there are, and whether or not the request comes to its end. */
 static void during_a_request(void **state) {
     (void)state;
     const uint32_t a[] = {0, 1, 2, 3, 4, 5, 6, 7}, b[] = {8, 9, 10, 11, 12, 13};
@@ -351,11 +351,9 @@ static void whole_models(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(right_and_wrong), cmocka_unit_test(limits),       cmocka_unit_test(bad_guesses_pause),
-        cmocka_unit_test(during_a_request),
-        cmocka_unit_test(failing_guesses), cmocka_unit_test(whole_models),
-        cmocka_unit_test(guesses_must_pay), cmocka_unit_test(all_experts),
-        cmocka_unit_test(ranges),
+        cmocka_unit_test(right_and_wrong),  cmocka_unit_test(limits),          cmocka_unit_test(bad_guesses_pause),
+        cmocka_unit_test(during_a_request), cmocka_unit_test(failing_guesses), cmocka_unit_test(whole_models),
+        cmocka_unit_test(guesses_must_pay), cmocka_unit_test(all_experts),     cmocka_unit_test(ranges),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
