@@ -78,15 +78,15 @@ static void sum_up(ms_backend *be, const ms_moe *moe, const ms_moe_buffers *buf,
     if (moe->shared_gate) be->add(be, out, out, buf->shared, (size_t)n * moe->dim);
 }
 
-static ms_status run_experts(ms_backend *be, ms_expert_service *service, const ms_moe *moe, const ms_moe_buffers *buf,
-                             float *out, groups *g, bool guesses, ms_error *err) {
+static ms_status run_experts(ms_backend *be, ms_expert_service *service, uint32_t moe_layer, const ms_moe *moe,
+                             const ms_moe_buffers *buf, float *out, groups *g, bool guesses, ms_error *err) {
     if (guesses) be->zero(be, buf->pairs, (size_t)moe->router.top_k * moe->shape.hidden * sizeof *buf->pairs);
     for (;;) {
         uint32_t ready = 0;
         if (guesses && ms_expert_runs_dry(service)) {
             guesses = false;
             sum_up(be, moe, buf, out, 1);
-            MS_TRY(moe->guess(moe->guess_arg, out, err));
+            MS_TRY(moe->guess(moe->guess_arg, moe->layer + 1, moe_layer + 1, out, err));
         }
         MS_TRY(ms_expert_next(service, g->ready, &ready, err));
         if (!ready) return MS_OK;
@@ -146,7 +146,7 @@ ms_status ms_moe_forward(ms_backend *be, ms_expert_service *service, uint32_t mo
     bool guesses =
         moe->guess && n == 1 && ms_expert_waits(service) && ms_expert_wants_guess(service, moe_layer + 1);
     if (n > 1 && g.unique_count >= moe->experts - moe->experts / 8) ms_expert_guess_all(service, moe_layer + 1);
-    st = run_experts(be, service, moe, buf, out, &g, guesses, err);
+    st = run_experts(be, service, moe_layer, moe, buf, out, &g, guesses, err);
     ms_expert_end(service);
     if (st == MS_OK) sum_up(be, moe, buf, out, n);
     return st;

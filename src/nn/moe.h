@@ -22,9 +22,9 @@ typedef struct ms_moe {
     const ms_weight *latent_down, *latent_up; /* dim -> latent, latent -> dim; NULL: the experts work in dim */
     const ms_weight *latent_norm;             /* RMS after the sum; NULL: none */
     const ms_weight *shared_gate, *shared_up, *shared_down; /* NULL: no shared experts */
-    /* For one row: called while the last reads are under way, with `out` as it would be if what is still missing added
-     * nothing.  x is not needed any more.  NULL: nobody. */
-    ms_status (*guess)(void *arg, const float *out, ms_error *err);
+    /* For one row: called for the layer after this one and its place among the routed ones while the last reads are under
+     * way, with `out` as it would be if what is still missing added nothing.  x is not needed any more.  NULL: nobody. */
+    ms_status (*guess)(void *arg, uint32_t layer, uint32_t moe_layer, const float *out, ms_error *err);
     void *guess_arg;
 } ms_moe;
 

@@ -223,7 +223,8 @@ static ms_mix mix_of(const pass *p, const ms_weight *score, uint32_t first_row) 
 /* What the router of layer l would say to the state as it is and `add` (NULL: nothing), if nothing else were added
  * before.  The reads run beside what is.  Behind the layer, when no read is under way, waiting for a device would cost
  * more than the reads. */
-static ms_status guess(pass *p, uint32_t l, uint32_t moe_layer, const float *add, ms_error *err) {
+static ms_status guess(void *arg, uint32_t l, uint32_t moe_layer, const float *add, ms_error *err) {
+    pass *p = arg;
     const k3_config *c = p->c;
     if (p->n != 1 || (p->be->deferred && !add) || l >= c->layers || !k3_is_moe(c, l)) return MS_OK;
     if (!ms_expert_wants_guess(p->run->experts, moe_layer)) return MS_OK;
@@ -238,16 +239,6 @@ static ms_status guess(pass *p, uint32_t l, uint32_t moe_layer, const float *add
     return ms_moe_guess(p->be, p->run->experts, moe_layer, &router, &buf, p->normed, err);
 }
 
-typedef struct next_layer {
-    pass *p;
-    uint32_t l, moe_layer;
-} next_layer;
-
-static ms_status guess_next(void *arg, const float *branch, ms_error *err) {
-    const next_layer *next = arg;
-    return guess(next->p, next->l, next->moe_layer, branch, err);
-}
-
 static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
     const k3_config *c = p->c;
     const ms_situ act = {c->situ_beta, c->situ_linear_beta};
@@ -256,7 +247,6 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
                    part(p, l, K3_DENSE_DOWN), act);
         return MS_OK;
     }
-    next_layer next = {p, l + 1, moe_layer + 1};
     const ms_moe moe = {.layer = l,
                         .dim = c->hidden,
                         .experts = c->experts,
@@ -270,8 +260,8 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
                         .shared_gate = part(p, l, K3_SHARED_GATE),
                         .shared_up = part(p, l, K3_SHARED_UP),
                         .shared_down = part(p, l, K3_SHARED_DOWN),
-                        .guess = guess_next,
-                        .guess_arg = &next};
+                        .guess = guess,
+                        .guess_arg = p};
     const ms_moe_buffers buf = moe_buffers(p);
     const uint32_t *ids = NULL;
     ms_status st = ms_moe_forward(p->be, p->run->experts, moe_layer, &moe, &buf, p->branch, p->normed, p->n, &ids, err);

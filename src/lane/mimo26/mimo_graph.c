@@ -187,7 +187,8 @@ static ms_moe_buffers moe_buffers(const pass *p) {
 /* What the router of layer l would say to the state as it is and `add` (NULL: nothing), if nothing else were added
  * before.  The reads run beside what is.  Behind the layer, when no read is under way, waiting for a device would cost
  * more than the reads. */
-static ms_status guess(pass *p, uint32_t l, uint32_t moe_layer, const float *add, ms_error *err) {
+static ms_status guess(void *arg, uint32_t l, uint32_t moe_layer, const float *add, ms_error *err) {
+    pass *p = arg;
     const mimo_config *c = p->c;
     if (p->n != 1 || (p->be->deferred && !add) || l >= c->layers || !c->moe[l]) return MS_OK;
     if (!ms_expert_wants_guess(p->run->experts, moe_layer)) return MS_OK;
@@ -198,16 +199,6 @@ static ms_status guess(pass *p, uint32_t l, uint32_t moe_layer, const float *add
     return ms_moe_guess(p->be, p->run->experts, moe_layer, &router, &buf, p->normed, err);
 }
 
-typedef struct next_layer {
-    pass *p;
-    uint32_t l, moe_layer;
-} next_layer;
-
-static ms_status guess_next(void *arg, const float *branch, ms_error *err) {
-    const next_layer *next = arg;
-    return guess(next->p, next->l, next->moe_layer, branch, err);
-}
-
 static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error *err) {
     const mimo_config *c = p->c;
     const mimo_layer *w = &p->w->layer[l];
@@ -216,15 +207,14 @@ static ms_status feed_forward(pass *p, uint32_t l, uint32_t moe_layer, ms_error 
         p->be->mlp(p->be, p->branch, p->normed, p->n, &w->gate, &w->up, &w->down, swiglu);
         return MS_OK;
     }
-    next_layer next = {p, l + 1, moe_layer + 1};
     const ms_moe moe = {.layer = l,
                         .dim = c->hidden,
                         .experts = c->experts,
                         .shape = mimo_expert_shape(c),
                         .router = router_of(p, l),
                         .act = swiglu,
-                        .guess = guess_next,
-                        .guess_arg = &next};
+                        .guess = guess,
+                        .guess_arg = p};
     const ms_moe_buffers buf = moe_buffers(p);
     const uint32_t *ids = NULL;
     MS_TRY(ms_moe_forward(p->be, p->run->experts, moe_layer, &moe, &buf, p->branch, p->normed, p->n, &ids, err));
