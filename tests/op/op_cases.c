@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-const ms_scratch_need op_scratch_need = {.rows = 40,
+const ms_scratch_need op_scratch_need = {.rows = 130,
                                          .input_cols = 8300,
                                          .mlp_width = 700,
                                          .expert = {.hidden = 512, .inner = 256},
@@ -887,6 +887,8 @@ const op_case op_cases[] = {
     PROJECT(17, 640, 129, 31, MS_FORMAT_Q8, false, VALUES_NORMAL),
     PROJECT(40, 128, 16, 3, MS_FORMAT_Q8, false, VALUES_LARGE),
     PROJECT(4, 1, 1, 1, MS_FORMAT_Q8, false, VALUES_NORMAL),
+    PROJECT(70, 1100, 131, 2, MS_FORMAT_Q8, false, VALUES_NORMAL),
+    PROJECT(130, 130, 15, 1, MS_FORMAT_Q8, false, VALUES_MIXED),
     PROJECT(3, 1057, 11, 4, MS_FORMAT_Q8, true, VALUES_NORMAL),
     PROJECT(3, 256, 24, 4, MS_FORMAT_Q8, false, VALUES_ZERO),
     PROJECT(3, 256, 24, 4, MS_FORMAT_Q8, false, VALUES_TINY),
@@ -932,6 +934,7 @@ const op_case op_cases[] = {
     EXPERTS(17, 160, 96, 4, 2, VALUES_NORMAL),
     EXPERTS(3, 512, 256, 3, 2, VALUES_NORMAL),
     EXPERTS(39, 64, 32, 2, 2, VALUES_NORMAL),
+    EXPERTS(75, 320, 96, 2, 2, VALUES_NORMAL),
     EXPERTS(2, 64, 64, 4, 2, VALUES_ZERO),
     EXPERTS(2, 64, 64, 4, 2, VALUES_LARGE),
     EXPERTS(2, 64, 64, 4, 2, VALUES_TINY),

@@ -90,6 +90,7 @@ void run_products(gpu_backend *g, const product_input *in, const ms_product *pro
         a.x_s = in->scales;
         a.n = in->n;
         a.cols = in->cols;
+        a.wide = g->wide;
         for (uint32_t i = 0; i < a.count; i++) {
             const ms_product *p = &of[i];
             const ms_weight *w = p->weight;
