@@ -288,13 +288,11 @@ GPU_DEV gpu_f4 gpu_load_f4(const void *p) { return *(const gpu_f4 *)p; }
 #if GPU_HIP || GPU_CUDA
 #define GPU_UNROLL   _Pragma("unroll")
 #define GPU_UNROLL_2 _Pragma("unroll 2")
-#define GPU_UNROLL_4 _Pragma("unroll 4")
 #define GPU_UNROLL_8 _Pragma("unroll 8")
 #define GPU_ROLLED   _Pragma("unroll 1")
 #else
 #define GPU_UNROLL
 #define GPU_UNROLL_2
-#define GPU_UNROLL_4
 #define GPU_UNROLL_8
 #define GPU_ROLLED
 #endif
@@ -311,13 +309,6 @@ GPU_DEV void gpu_release_next(void) {}
 GPU_DEV void gpu_begin(void) {
     gpu_release_next();
     gpu_wait_previous();
-}
-// Says that p, which the compiler may not know, points to the device's own memory, not to shared memory.
-template <typename T> GPU_DEV const T *gpu_global(const T *p) {
-#if defined(__CUDA_ARCH__)
-    __builtin_assume(__isGlobal(p));
-#endif
-    return p;
 }
 // Asks for the cache line of p; never an error, and what is read later is what memory holds then.
 #if defined(__CUDA_ARCH__)

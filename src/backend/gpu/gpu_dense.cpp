@@ -90,13 +90,13 @@ void run_products(gpu_backend *g, const product_input *in, const ms_product *pro
         a.x_s = in->scales;
         a.n = in->n;
         a.cols = in->cols;
-        a.wide = g->wide;
         for (uint32_t i = 0; i < a.count; i++) {
             const ms_product *p = &of[i];
             const ms_weight *w = p->weight;
             a.product[i] = {
                 w->data, w->scales, p->out, p->out_stride, w->rows, mode_of(w, quantised(g, w, p->exact_input)), 0};
         }
+        a.wide = g->wide && wide_q8_pays(&a);
         if (a.count) k_project(g->stream, &a);
     }
 }

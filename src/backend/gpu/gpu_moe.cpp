@@ -166,7 +166,7 @@ bool send_table(gpu_backend *g, expert_table *table, const ms_expert_batch *batc
     uint8_t *host = sc->table_host + i * table_scratch_need(&sc->need);
     size_t bytes = 0;
     if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return false;
-    experts_table_build(table, &bytes, host, sc->table, batches, count, g->wide ? EXPERT_WIDE : EXPERT_MANY);
+    experts_table_build(table, &bytes, host, sc->table, batches, count);
     g->next_table = (i + 1) % TABLES;
     (void)gpu_ok(g, gpuMemcpyAsync(sc->table, host, bytes, gpuMemcpyHostToDevice, g->stream), "experts_run");
     return gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
@@ -183,7 +183,6 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     experts_args a = {};
     a.hidden = s.hidden;
     a.inner = s.inner;
-    a.wide = g->wide;
     a.beta = act.beta;
     a.linear_beta = act.linear_beta;
     a.z_q = (const uint8_t *)sc->z_q;

@@ -681,10 +681,6 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 3) kern_project_dot(k_project_args a) {
     k_project_block<K_X_ROWS, K_KIND_DOT>(&a);
 }
 
-static bool k_project_is_wide(const k_project_args *a) {
-    return GPU_WIDE_HOST && a->wide && a->n >= WIDE_Q8_LEAST;
-}
-
 static bool k_project_mma(const k_project_args *a) {
 #if GPU_HIP
     (void)a;
@@ -696,7 +692,7 @@ static bool k_project_mma(const k_project_args *a) {
 
 // Rows of p that a block takes.
 static uint32_t k_project_rows(const k_project_args *a, const k_product *p) {
-    if (p->mode == K_MODE_Q8 && k_project_is_wide(a)) return WIDE_Q8_W;
+    if (p->mode == K_MODE_Q8 && a->wide && a->n > 1) return WIDE_Q8_W;
     if (p->mode == K_MODE_Q8 && k_project_mma(a)) return K_MMA_W;
     if (p->mode == K_MODE_Q8) return K_WAVES / (a->n == 1 ? a->split : 1u) * K_Q8_ROWS;
     return a->n == 1 && p->rows <= K_DOT_FEW_ROWS ? (uint32_t)K_WAVES : K_WAVES * (uint32_t)K_DOT_ROWS;
@@ -747,7 +743,7 @@ static void k_project(gpuStream_t stream, const k_project_args *all) {
     uint32_t rows = k_ceil_div(all->n, K_X_ROWS), y = rows < K_GRID_Y ? rows : (uint32_t)K_GRID_Y;
     uint32_t blocks = k_project_select(&a, all, K_KIND_Q8);
 #if !GPU_HIP
-    if (blocks && k_project_is_wide(all)) {
+    if (blocks && all->wide) {
         GPU_LAUNCH_WIDE(wide_q8_shared, kern_project_wide, gpuDim3(k_ceil_div(all->n, WIDE_Q8_X), blocks),
                         WIDE_Q8_THREADS, stream, a);
         blocks = 0;

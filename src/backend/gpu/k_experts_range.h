@@ -12,14 +12,18 @@
 //   fma(dot, weight scale * row scale, sum), since the product of the scales is exact too.
 // Owns: nothing.  Bits: docs/numerics.md, section 1; the oracle is src/backend/cpu/cpu_moe.c.
 #pragma once
-#include "backend/gpu/k_experts_wide.h"
+#include "backend/gpu/k_mx.h"
 
 enum {
     MX_HALVES = GPU_S8_WMMA ? 1 : 2,
     MX_THREADS = 512 / MX_HALVES,
     MX_STAGES = 3,
     MX_PASS = 32, // rows that are put together at a time
-    MX_MAGIC = 0x4b400000
+    MX_MAGIC = 0x4b400000,
+    // Scale bytes for which a product with any row scale (0, NaN or 2^-107 .. 2^121.1) is exact.
+    MX_PLAIN_LEAST = 109,
+    MX_PLAIN_MOST = 134,
+    MX_ITEM_BLOCKS = 1 << 24 // most blocks of a launch, or one item's
 };
 
 template <int ROWS> struct mx_stage {
@@ -391,14 +395,6 @@ static inline void mx_launch(gpuStream_t stream, const experts_args *args, uint3
 static inline void k_experts_range(gpuStream_t stream, const experts_args *a) {
     const uint32_t few = a->table.few, many = a->table.count - few;
     mx_launch<EXPERT_FEW, true>(stream, a, 0, few);
-#if GPU_WIDE_HOST && MX_NATURAL
-    if (a->wide) {
-        wide_launch<true>(stream, a, few, many);
-        mx_launch<EXPERT_FEW, false>(stream, a, 0, few);
-        wide_launch<false>(stream, a, few, many);
-        return;
-    }
-#endif
     mx_launch<EXPERT_MANY, true>(stream, a, few, many);
     mx_launch<EXPERT_FEW, false>(stream, a, 0, few);
     mx_launch<EXPERT_MANY, false>(stream, a, few, many);

@@ -13,31 +13,23 @@ extern "C" {
 #include "backend/backend.h"
 }
 
-// Rows of an item: at most EXPERT_FEW for one kernel, at most EXPERT_MANY for the other (k_experts_range.h), or
-// EXPERT_WIDE (k_experts_wide.h).
-enum { EXPERT_FEW = GPU_S8_WMMA ? 32 : 24, EXPERT_MANY = GPU_S8_WMMA ? 64 : 88, EXPERT_WIDE = 128 };
+// Rows of an item: at most EXPERT_FEW for one kernel, at most EXPERT_MANY for the other (k_experts_range.h).
+enum { EXPERT_FEW = GPU_S8_WMMA ? 32 : 24, EXPERT_MANY = GPU_S8_WMMA ? 64 : 88 };
 
 // Nibbles are looked up eight at a time, either in their own order (one PRMT takes four nibbles as selectors), or split
 // into even and odd ones (selectors of v_perm are bytes).
 #ifndef MX_NATURAL
-#if GPU_CUDA || (GPU_EMU && !GPU_S8_WMMA)
+#if GPU_CUDA
 #define MX_NATURAL 1
 #else
 #define MX_NATURAL 0
 #endif
 #endif
 
-enum {
-    // Scale bytes for which a product with any row scale (0, NaN or 2^-107 .. 2^121.1) is exact.
-    MX_PLAIN_LEAST = 109,
-    MX_PLAIN_MOST = 134,
-    MX_ITEM_BLOCKS = 1 << 24 // most blocks of a launch, or one item's
-};
-
 // ---------------------------------------------------------------- descriptor table
 typedef struct expert_item {
     const uint8_t *slot;   // device
-    uint32_t first, count; // its part of the lists; 1 <= count <= the most rows of an item
+    uint32_t first, count; // its part of the lists; 1 <= count <= EXPERT_MANY
 } expert_item;
 
 // Device addresses inside an uploaded table.
@@ -64,19 +56,18 @@ static inline bool experts_in_range(const ms_expert_batch *batches, uint32_t cou
 }
 
 // Rows of the items of a batch, but perhaps of the last: as even as columns of the matrix unit allow.
-static inline uint32_t experts_item_rows(uint32_t rows, uint32_t most) {
-    uint32_t each = k_ceil_div(rows, k_ceil_div(rows, most));
+static inline uint32_t experts_item_rows(uint32_t rows) {
+    uint32_t each = k_ceil_div(rows, k_ceil_div(rows, EXPERT_MANY));
     return k_ceil_div(each, GPU_S8_COLS) * GPU_S8_COLS;
 }
 
-// Lays batches that are in range out in `host`, items with at most `most` rows (a multiple of the columns of the matrix
-// unit); *used: bytes to upload to `device`, 8-aligned.
+// Lays batches that are in range out in `host`; *used: bytes to upload to `device`, 8-aligned.
 static inline void experts_table_build(expert_table *table, size_t *used, void *host, const void *device,
-                                       const ms_expert_batch *batches, uint32_t count, uint32_t most) {
+                                       const ms_expert_batch *batches, uint32_t count) {
     uint32_t total = 0, items = 0, few = 0;
     for (uint32_t b = 0; b < count; b++) {
         if (batches[b].count == 0) continue;
-        uint32_t each = experts_item_rows(batches[b].count, most), n = k_ceil_div(batches[b].count, each);
+        uint32_t each = experts_item_rows(batches[b].count), n = k_ceil_div(batches[b].count, each);
         total += batches[b].count;
         items += n;
         few += each <= EXPERT_FEW ? n : batches[b].count - (n - 1) * each <= EXPERT_FEW ? 1 : 0;
@@ -84,7 +75,7 @@ static inline void experts_table_build(expert_table *table, size_t *used, void *
     expert_item *item = (expert_item *)host;
     uint32_t *row = (uint32_t *)(item + items), *pair = row + total, at = 0, next_few = 0, next_many = few;
     for (uint32_t b = 0; b < count; b++) {
-        uint32_t each = batches[b].count ? experts_item_rows(batches[b].count, most) : 0;
+        uint32_t each = batches[b].count ? experts_item_rows(batches[b].count) : 0;
         for (uint32_t first = 0; first < batches[b].count; first += each) {
             uint32_t n = batches[b].count - first < each ? batches[b].count - first : each;
             item[n <= EXPERT_FEW ? next_few++ : next_many++] =
@@ -166,7 +157,6 @@ enum { EXPERT_PICKS = 64 };
 
 typedef struct experts_args {
     uint32_t hidden, inner;
-    bool wide; // the device has wide tiles, and the table's items up to EXPERT_WIDE rows
     float beta, linear_beta;
     expert_table table;
     // fast: quantised rows of z and of the activations; reference: the same as floats

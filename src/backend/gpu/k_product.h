@@ -22,5 +22,5 @@ typedef struct k_project_args {
     const float *x_s;
     uint32_t n, cols;
     uint32_t split; // set by the launcher: waves of a Q8 tile, 1, 2, 4 or 8
-    bool wide;      // the device has wide tiles (gpu_wide.h)
+    bool wide;      // Q8 products of several rows on wide tiles (k_project_wide.h)
 } k_project_args;

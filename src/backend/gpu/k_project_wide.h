@@ -1,10 +1,9 @@
 // k_project_wide.h - Q8 products of many rows on wide tiles (gpu_wide.h).
 //
 // Work: a block of two teams makes 128 input rows, 64 of a team, times 128 weight rows, of which a team makes two halves
-//   in turn.  Groups of 128 columns come through registers and shared memory: asked for at the beginning of a step,
-//   written at its end, so that the fence behind the writes, which waits for all loads of a thread, waits for none.
+//   in turn.  Groups of 128 columns come through shared memory, WIDE_Q8_STAGES - 1 of them ahead.
 // Sums: the four partial sums of the group dots come one after the other (a pass each, in the order 0 2 1 3), so that a
-//   team holds registers for one; those that wait are in shared memory.
+//   lane holds registers for one; one that waits is in registers too, another in shared memory.
 // Owns: nothing.  Bits: docs/numerics.md, section 1.
 #pragma once
 #include "backend/gpu/gpu_wide.h"
@@ -14,11 +13,13 @@
 enum {
     WIDE_Q8_THREADS = 2 * GPU_WIDE_TEAM,
     WIDE_Q8_X = 2 * GPU_WIDE_ROWS,
-    WIDE_Q8_W = 128,
-    WIDE_Q8_HALF = WIDE_Q8_W / 2,
+    WIDE_Q8_W = 2 * GPU_WIDE_ROWS,
     WIDE_Q8_SUMS = WIDE_Q8_W / 2, // of a lane
-    WIDE_Q8_PIECES = 4, // of 16 bytes of either side, that a thread brings of a group
-    WIDE_Q8_LEAST = 64  // rows from which it pays
+    WIDE_Q8_STAGES = 3,
+    WIDE_Q8_GRID_Y = 65535,
+    WIDE_Q8_PIECES = 4, // of 16 bytes of either side, that a thread copies of a group
+    WIDE_Q8_LEAST = 64, // input rows, and
+    WIDE_Q8_BLOCKS = 64 // blocks, from which it pays: half as many smaller ones leave a large device idle
 };
 
 #if GPU_WIDE_HOST
@@ -27,10 +28,10 @@ struct wide_q8_stage {
     alignas(1024) uint8_t w[WIDE_Q8_W * GPU_WIDE_BYTES];
 };
 struct wide_q8_shared {
-    wide_q8_stage in[2];
-    float x_s[2][WIDE_Q8_X];
-    alignas(16) float w_s[2][WIDE_Q8_W]; // by wide_q8_column()
-    float held[2][WIDE_Q8_SUMS][WIDE_Q8_THREADS];
+    wide_q8_stage in[WIDE_Q8_STAGES];
+    float x_s[WIDE_Q8_STAGES][WIDE_Q8_X];
+    alignas(16) float w_s[WIDE_Q8_STAGES][WIDE_Q8_W]; // by wide_q8_column()
+    float held[WIDE_Q8_SUMS][WIDE_Q8_THREADS];
 };
 static_assert(sizeof(wide_q8_shared) <= GPU_WIDE_SHARED, "shared memory");
 
@@ -50,7 +51,7 @@ GPU_DEV void wide_q8_next(wide_q8_place &p, uint32_t groups) {
     }
 }
 
-// What a thread brings of each group: pieces of rows tid / 8 + 32 i of either side, and a scale.
+// What a thread copies of each group: pieces of rows tid / 8 + 32 i of either side, and a scale.
 struct wide_q8_source {
     const int8_t *x, *w;
     uint32_t x_row[WIDE_Q8_PIECES], w_row[WIDE_Q8_PIECES]; // from x and w
@@ -83,46 +84,33 @@ GPU_DEV wide_q8_source wide_q8_source_of(const k_product *p, const k_project_arg
     return s;
 }
 
-struct wide_q8_raw {
-    gpu_u4 x[WIDE_Q8_PIECES], w[WIDE_Q8_PIECES];
-    float scale;
-};
-GPU_DEV void wide_q8_load(wide_q8_raw &raw, const wide_q8_source &s, const wide_q8_place &at) {
-    if (at.pass == 4) return;
-    const uint32_t first = at.group * K_Q8_GROUP;
-    const bool stored = first + s.col < s.w_stride;
-    GPU_UNROLL
-    for (uint32_t i = 0; i < WIDE_Q8_PIECES; i++) {
-        raw.x[i] = gpu_load_u4(s.x + s.x_row[i] + first);
-        raw.w[i] = gpu_u4{{0, 0, 0, 0}};
-        if (stored) raw.w[i] = gpu_load_u4(s.w + s.w_row[i] + first);
+GPU_DEV void wide_q8_copy(wide_q8_shared &sh, const wide_q8_source &s, const wide_q8_place &at, uint32_t stage) {
+    if (at.pass < 4) {
+        const uint32_t t = gpu_tid(), first = at.group * K_Q8_GROUP;
+        wide_q8_stage &in = sh.in[stage];
+        const bool stored = first + s.col < s.w_stride;
+        GPU_UNROLL
+        for (uint32_t i = 0; i < WIDE_Q8_PIECES; i++) {
+            const uint32_t to = gpu_wide_at(t / 8 + 32 * i, s.col);
+            gpu_copy16(&in.x[to], s.x + s.x_row[i] + first);
+            gpu_copy16(&in.w[to], stored ? s.w + s.w_row[i] + first : nullptr);
+        }
+        gpu_copy4(t < WIDE_Q8_X ? &sh.x_s[stage][t] : &sh.w_s[stage][wide_q8_column(t - WIDE_Q8_X)],
+                  s.scale + (size_t)at.group * s.scale_step);
     }
-    raw.scale = s.scale[(size_t)at.group * s.scale_step];
-}
-GPU_DEV void wide_q8_fill(wide_q8_shared &sh, uint32_t stage, const wide_q8_raw &raw) {
-    const uint32_t t = gpu_tid();
-    GPU_UNROLL
-    for (uint32_t i = 0; i < WIDE_Q8_PIECES; i++) {
-        const uint32_t to = gpu_wide_at(t / 8 + 32 * i, t % 8 * 16);
-        *(gpu_u4 *)&sh.in[stage].x[to] = raw.x[i];
-        *(gpu_u4 *)&sh.in[stage].w[to] = raw.w[i];
-    }
-    if (t < WIDE_Q8_X)
-        sh.x_s[stage][t] = raw.scale;
-    else
-        sh.w_s[stage][wide_q8_column(t - WIDE_Q8_X)] = raw.scale;
+    gpu_copy_batch();
 }
 
 struct wide_q8_sums {
-    float v[2][WIDE_Q8_HALF / 8][4];
+    float v[2][GPU_WIDE_BLOCKS][4];
 };
 
 // Adds the dots of a half of the weight rows.
-GPU_DEV void wide_q8_add(wide_q8_sums &sum, const int32_t (&dot)[WIDE_Q8_HALF / 8][4], uint32_t half, const float *w_s,
+GPU_DEV void wide_q8_add(wide_q8_sums &sum, const int32_t (&dot)[GPU_WIDE_BLOCKS][4], uint32_t half, const float *w_s,
                          const float (&x_s)[2]) {
     GPU_UNROLL
-    for (uint32_t b = 0; b < WIDE_Q8_HALF / 8; b += 2) {
-        const gpu_f4 s = gpu_load_f4(w_s + half * WIDE_Q8_HALF + b * 8 + gpu_lane() % 4 * 4);
+    for (uint32_t b = 0; b < GPU_WIDE_BLOCKS; b += 2) {
+        const gpu_f4 s = gpu_load_f4(w_s + half * GPU_WIDE_ROWS + b * 8 + gpu_lane() % 4 * 4);
         GPU_UNROLL
         for (uint32_t i = 0; i < 8; i++) {
             float *p = &sum.v[half][b + i / 4][i % 4];
@@ -131,70 +119,67 @@ GPU_DEV void wide_q8_add(wide_q8_sums &sum, const int32_t (&dot)[WIDE_Q8_HALF / 
     }
 }
 
-// At the end of a pass: partial sums 0, 2, 1, 3.
-template <int PASS> GPU_DEV void wide_q8_hold_as(wide_q8_shared &sh, wide_q8_sums &sum) {
+// At the end of a pass: partial sums 0, 2, 1, 3.  (A loop a pass would spill registers.)
+GPU_DEV void wide_q8_hold(wide_q8_shared &sh, wide_q8_sums &sum, wide_q8_sums &odd, uint32_t pass) {
     GPU_UNROLL
     for (uint32_t i = 0; i < WIDE_Q8_SUMS; i++) {
-        float *p = &sum.v[i / 32][i / 4 % 8][i % 4], *even = &sh.held[0][i][gpu_tid()], *odd = &sh.held[1][i][gpu_tid()];
-        if (PASS == 0) *even = *p;
-        if (PASS == 1) *even = *even + *p;
-        if (PASS == 2) *odd = *p;
-        *p = PASS == 3 ? *even + (*odd + *p) : 0.0f;
+        float *p = &sum.v[i / 32][i / 4 % 8][i % 4], *even = &sh.held[i][gpu_tid()], *o = &odd.v[i / 32][i / 4 % 8][i % 4];
+        if (pass == 0) *even = *p;
+        if (pass == 1) *even = *even + *p;
+        if (pass == 2) *o = *p;
+        if (pass == 3)
+            *p = *even + (*o + *p);
+        else
+            *p = 0.0f;
     }
-}
-GPU_DEV void wide_q8_hold(wide_q8_shared &sh, wide_q8_sums &sum, uint32_t pass) {
-    if (pass == 0)
-        wide_q8_hold_as<0>(sh, sum);
-    else if (pass == 1)
-        wide_q8_hold_as<1>(sh, sum);
-    else if (pass == 2)
-        wide_q8_hold_as<2>(sh, sum);
-    else
-        wide_q8_hold_as<3>(sh, sum);
 }
 
 GPU_DEV void wide_q8_walk(wide_q8_shared &sh, wide_q8_sums &sum, const wide_q8_source &from, uint32_t groups) {
     const uint32_t team = gpu_wave() / 4, x = gpu_wave() * 16 + gpu_lane() / 4;
-    int32_t low[WIDE_Q8_HALF / 8][4], high[WIDE_Q8_HALF / 8][4];
+    wide_q8_sums odd;
+    int32_t low[GPU_WIDE_BLOCKS][4], high[GPU_WIDE_BLOCKS][4];
     GPU_UNROLL
     for (uint32_t i = 0; i < WIDE_Q8_SUMS; i++) {
-        sum.v[i / 32][i / 4 % 8][i % 4] = 0.0f;
+        sum.v[i / 32][i / 4 % 8][i % 4] = odd.v[i / 32][i / 4 % 8][i % 4] = 0.0f;
         (i < 32 ? low : high)[i / 4 % 8][i % 4] = 0;
     }
     wide_q8_place at = {0, 0}, load = {0, 0};
-    wide_q8_raw raw = {};
-    wide_q8_load(raw, from, load);
-    wide_q8_fill(sh, 0, raw);
-    gpu_wide_written();
-    gpu_sync();
-    uint32_t pass = 0;
-    GPU_ROLLED
-    for (uint32_t stage = 0; at.pass < 4; stage ^= 1) {
+    GPU_UNROLL
+    for (uint32_t i = 0; i < WIDE_Q8_STAGES - 1; i++) {
+        wide_q8_copy(sh, from, load, i);
         wide_q8_next(load, groups);
-        wide_q8_load(raw, from, load);
+    }
+    uint32_t stage = 0, free = WIDE_Q8_STAGES - 1, pass = 0;
+    GPU_ROLLED
+    while (at.pass < 4) {
+        gpu_copy_wait<WIDE_Q8_STAGES - 2>();
+        gpu_wide_written();
+        gpu_sync(); // this group is there for all, and all are through with the one before
+        wide_q8_copy(sh, from, load, free);
+        wide_q8_next(load, groups);
         const uint8_t *left = sh.in[stage].x + team * GPU_WIDE_ROWS * GPU_WIDE_BYTES;
         gpu_wide_open();
-        gpu_wide_s8<WIDE_Q8_HALF>(low, left, sh.in[stage].w);
+        gpu_wide_s8(low, left, sh.in[stage].w);
         gpu_wide_close();
-        gpu_wide_s8<WIDE_Q8_HALF>(high, left, sh.in[stage].w + WIDE_Q8_HALF * GPU_WIDE_BYTES);
+        gpu_wide_s8(high, left, sh.in[stage].w + GPU_WIDE_ROWS * GPU_WIDE_BYTES);
         gpu_wide_close();
         const float x_s[2] = {sh.x_s[stage][x], sh.x_s[stage][x + 8]};
         gpu_wide_wait<1>();
         gpu_wide_take(low);
         wide_q8_add(sum, low, 0, sh.w_s[stage], x_s);
-        wide_q8_fill(sh, stage ^ 1, raw);
         gpu_wide_wait<0>();
         gpu_wide_take(high);
         wide_q8_add(sum, high, 1, sh.w_s[stage], x_s);
+        free = stage;
+        stage = stage == WIDE_Q8_STAGES - 1 ? 0 : stage + 1;
         wide_q8_next(at, groups);
-        for (; pass < at.pass; pass++) wide_q8_hold(sh, sum, pass);
-        gpu_wide_written();
-        gpu_sync(); // the next group is there, and this one is free
+        for (; pass < at.pass; pass++) wide_q8_hold(sh, sum, odd, pass);
     }
+    gpu_copy_wait<0>();
 }
 #endif
 
-// Grid: blocks of input rows, blocks of weight rows.
+// Grid: blocks of input rows, which share weights and so come together, blocks of weight rows.
 GPU_KERNEL GPU_BOUNDS(WIDE_Q8_THREADS, 1) kern_project_wide(k_project_args a) {
 #if GPU_WIDE_CODE
     GPU_SHARED_WIDE(wide_q8_shared, sh);
@@ -213,9 +198,16 @@ GPU_KERNEL GPU_BOUNDS(WIDE_Q8_THREADS, 1) kern_project_wide(k_project_args a) {
     GPU_UNROLL
     for (uint32_t i = 0; i < WIDE_Q8_SUMS; i++) {
         const uint32_t out_x = x + i / 2 % 2 * 8, out_r = r + i / 4 * 8 + i % 2;
-        if (out_x < a.n && out_r < p.rows)
-            p.out[out_x * p.out_stride + out_r] = sum.v[i / 32][i / 4 % 8][i % 4];
+        if (out_x < a.n && out_r < p.rows) p.out[out_x * p.out_stride + out_r] = sum.v[i / 32][i / 4 % 8][i % 4];
     }
 #endif
 }
 #endif
+
+// Whether Q8 products are worth it on a device that has wide tiles.
+static inline bool wide_q8_pays(const k_project_args *a) {
+    uint64_t blocks = 0;
+    for (uint32_t i = 0; i < a->count; i++)
+        if (a->product[i].mode == K_MODE_Q8) blocks += k_ceil_div(a->product[i].rows, WIDE_Q8_W);
+    return a->n >= WIDE_Q8_LEAST && blocks <= WIDE_Q8_GRID_Y && blocks * k_ceil_div(a->n, WIDE_Q8_X) >= WIDE_Q8_BLOCKS;
+}
