@@ -1,4 +1,5 @@
-/* Q8 products on wide tiles against the same products on small ones, which the operations' tests hold against the CPU. */
+/* Q8 products on wide tiles against the same products on small ones, which the tests of operations hold against the
+ * CPU. */
 #include "test_kernels.h"
 
 #include "backend/gpu/k_dense.h"

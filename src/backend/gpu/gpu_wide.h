@@ -47,7 +47,7 @@ static inline bool gpu_wide_device(const char *arch) {
 #if GPU_WIDE_HOST
 // Kernels with more shared memory than others: at most GPU_WIDE_SHARED bytes, all of it the one struct.
 #if GPU_EMU
-#define GPU_SHARED_WIDE(T, name)                          T &name = *(T *)gpu_emu_shared_wide(sizeof(T))
+#define GPU_SHARED_WIDE(T, name)                           T &name = *(T *)gpu_emu_shared_wide(sizeof(T))
 #define GPU_LAUNCH_WIDE(T, kern, grid, block, stream, ...) GPU_LAUNCH(kern, grid, block, stream, __VA_ARGS__)
 #else
 extern __shared__ __align__(1024) unsigned char gpu_wide_memory[];
@@ -59,9 +59,7 @@ extern __shared__ __align__(1024) unsigned char gpu_wide_memory[];
     } while (0)
 #endif
 
-GPU_DEV uint32_t gpu_wide_at(uint32_t row, uint32_t byte) {
-    return row * GPU_WIDE_BYTES + (byte ^ row % 8 * 16);
-}
+GPU_DEV uint32_t gpu_wide_at(uint32_t row, uint32_t byte) { return row * GPU_WIDE_BYTES + (byte ^ row % 8 * 16); }
 
 #if GPU_EMU
 GPU_DEV void gpu_wide_written(void) {}

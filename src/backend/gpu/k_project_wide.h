@@ -1,7 +1,7 @@
 // k_project_wide.h - Q8 products of many rows on wide tiles (gpu_wide.h).
 //
-// Work: a block of two teams makes 128 input rows, 64 of a team, times 128 weight rows, of which a team makes two halves
-//   in turn.  Groups of 128 columns come through shared memory, WIDE_Q8_STAGES - 1 of them ahead.
+// Work: a block of two teams makes 128 input rows, 64 a team, times 128 weight rows, of which a team makes two halves in
+//   turn.  Groups of 128 columns come through shared memory, WIDE_Q8_STAGES - 1 of them ahead.
 // Sums: the four partial sums of the group dots come one after the other (a pass each, in the order 0 2 1 3), so that a
 //   lane holds registers for one; one that waits is in registers too, another in shared memory.
 // Owns: nothing.  Bits: docs/numerics.md, section 1.
@@ -123,7 +123,8 @@ GPU_DEV void wide_q8_add(wide_q8_sums &sum, const int32_t (&dot)[GPU_WIDE_BLOCKS
 GPU_DEV void wide_q8_hold(wide_q8_shared &sh, wide_q8_sums &sum, wide_q8_sums &odd, uint32_t pass) {
     GPU_UNROLL
     for (uint32_t i = 0; i < WIDE_Q8_SUMS; i++) {
-        float *p = &sum.v[i / 32][i / 4 % 8][i % 4], *even = &sh.held[i][gpu_tid()], *o = &odd.v[i / 32][i / 4 % 8][i % 4];
+        float *p = &sum.v[i / 32][i / 4 % 8][i % 4], *even = &sh.held[i][gpu_tid()],
+              *o = &odd.v[i / 32][i / 4 % 8][i % 4];
         if (pass == 0) *even = *p;
         if (pass == 1) *even = *even + *p;
         if (pass == 2) *o = *p;
