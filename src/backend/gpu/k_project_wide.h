@@ -1,7 +1,7 @@
 // k_project_wide.h - Q8 products of many rows on wide tiles (gpu_wide.h).
 //
-// Work: a block of two teams makes 128 input rows, 64 a team, times 128 weight rows, of which a team makes two halves in
-//   turn.  Groups of 128 columns come through shared memory, WIDE_Q8_STAGES - 1 of them ahead.
+// Work: a block of two teams makes 128 input rows, 64 a team, times 128 weight rows, of which a team makes two halves
+//   in turn.  Groups of 128 columns come through shared memory, WIDE_Q8_STAGES - 1 of them ahead.
 // Sums: the four partial sums of the group dots come one after the other (a pass each, in the order 0 2 1 3), so that a
 //   lane holds registers for one; one that waits is in registers too, another in shared memory.
 // Owns: nothing.  Bits: docs/numerics.md, section 1.
