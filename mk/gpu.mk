@@ -131,13 +131,15 @@ NVCC_FLAGS = -x cu -std=c++17 -O3 --fmad=false --ftz=false --prec-div=true --pre
 $(BUILD)/cuda.flags: FORCE
 	$(call stamp,$(NVCC) $(NVCC_FLAGS) $(CUDA_ARCH))
 
+# Code for sm_90 has instructions that only such a device has.
+cuda_code = $(patsubst sm_90,sm_90a,$(1))
 CUDA_CHECKED := $(sort $(CUDA_ARCH) sm_90 sm_120)
 CUDA_OBJ := $(GPU_UNITS:%=$(BUILD)/cuda/gpu_%.o)
 $(CUDA_OBJ): $(BUILD)/cuda/%.o: $(GPU_DIR)/%.cpp $(GPU_DEPS) $(BUILD)/cuda.flags
 	@[ -n '$(NVCC)' ] || { echo 'GPU=cuda: nvcc is missing: install the CUDA toolkit or set NVCC='; exit 2; }
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
-	$(Q)$(NVCC) $(NVCC_FLAGS) $(foreach a,$(CUDA_ARCH),-gencode arch=$(a:sm_%=compute_%)$(comma)code=$(a)) \
+	$(Q)$(NVCC) $(NVCC_FLAGS) $(foreach a,$(call cuda_code,$(CUDA_ARCH)),-gencode arch=$(a:sm_%=compute_%)$(comma)code=$(a)) \
 	    -c $< -o $@
 
 $(CUDA_LIB): $(CUDA_OBJ) $(GPU_C_OBJ)
@@ -149,7 +151,7 @@ define CUDA_CODE
 $(BUILD)/cuda/$(1)/%.cubin: $(GPU_DIR)/%.cpp $(GPU_DEPS) $(BUILD)/cuda.flags
 	@mkdir -p $$(@D)
 	$$(call say,NVCC,$$@)
-	$$(Q)$$(NVCC) $$(NVCC_FLAGS) -arch=$(1) -cubin -Xptxas -v,--warn-on-spills,--warn-on-local-memory-usage \
+	$$(Q)$$(NVCC) $$(NVCC_FLAGS) -arch=$(call cuda_code,$(1)) -cubin -Xptxas -v,--warn-on-spills,--warn-on-local-memory-usage \
 	    $$< -o $$@ >$$@.txt 2>&1 || { cat $$@.txt; rm -f $$@; exit 1; }
 endef
 $(foreach a,$(CUDA_CHECKED),$(eval $(call CUDA_CODE,$(a))))

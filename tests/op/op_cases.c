@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-const ms_scratch_need op_scratch_need = {.rows = 40,
+const ms_scratch_need op_scratch_need = {.rows = 130,
                                          .input_cols = 8300,
                                          .mlp_width = 700,
                                          .expert = {.hidden = 512, .inner = 256},
@@ -887,6 +887,7 @@ const op_case op_cases[] = {
     PROJECT(17, 640, 129, 31, MS_FORMAT_Q8, false, VALUES_NORMAL),
     PROJECT(40, 128, 16, 3, MS_FORMAT_Q8, false, VALUES_LARGE),
     PROJECT(4, 1, 1, 1, MS_FORMAT_Q8, false, VALUES_NORMAL),
+    PROJECT(130, 264, 4001, 1, MS_FORMAT_Q8, false, VALUES_NORMAL), /* GPU: enough for wide tiles */
     PROJECT(3, 1057, 11, 4, MS_FORMAT_Q8, true, VALUES_NORMAL),
     PROJECT(3, 256, 24, 4, MS_FORMAT_Q8, false, VALUES_ZERO),
     PROJECT(3, 256, 24, 4, MS_FORMAT_Q8, false, VALUES_TINY),

@@ -9,6 +9,8 @@
 //   by kernels, which lower a word of `flags`.
 #include "backend/gpu/gpu_internal.h"
 
+#include "backend/gpu/gpu_wide.h"
+
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -444,6 +446,7 @@ ms_status open_device(gpu_backend *g, const ms_gpu_options *o, ms_error *err) {
     size_t end = strcspn(arch, ":"); // "gfx1151:xnack-"
     (void)snprintf(g->kernels, sizeof g->kernels, "%.*s%s", (int)end, arch, o->range_blas ? "+blas" : "");
     g->base.kernels = g->kernels;
+    g->wide = gpu_wide_device(g->kernels);
     g->base.precision = o->precision;
     g->base.threads = 1;
     set_members(&g->base);

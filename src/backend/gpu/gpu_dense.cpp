@@ -97,6 +97,7 @@ void run_products(gpu_backend *g, const product_input *in, const ms_product *pro
                 w->data, w->scales, p->out, p->out_stride, w->rows, mode_of(w, quantised(g, w, p->exact_input, in->n)),
                 0};
         }
+        a.wide = g->wide && wide_q8_pays(&a);
         if (a.count) k_project(g->stream, &a);
     }
 }

@@ -35,7 +35,7 @@ static void release(void *p) {
     if (TSAN) __tsan_release(p);
 }
 
-enum { MAXT = 1024, WAVE = 32, STACK = 256 << 10, SHARED = 48 << 10 };
+enum { MAXT = 1024, WAVE = 32, STACK = 256 << 10, SHARED = 48 << 10, SHARED_WIDE = 227 << 10 };
 
 struct Fiber {
     void *sp, *stack, *tsan, *fake;
@@ -212,6 +212,10 @@ void *gpu_emu_shared(size_t n) {
     if (n > SHARED) die("more than 48 KiB of shared memory");
     return B->shared;
 }
+void *gpu_emu_shared_wide(size_t n) {
+    if (n > SHARED_WIDE) die("more than 227 KiB of shared memory");
+    return B->shared;
+}
 
 // ---- launch
 static const char *order_kind(void) {
@@ -237,7 +241,7 @@ static void run_block(Block *b, unsigned i, uint64_t seed) {
     b->c.by = i / b->c.nbx;
     b->done = b->at_sync = b->head = b->count = 0;
     memset(b->at_wave, 0, sizeof b->at_wave);
-    memset(b->shared, 0xff, SHARED); // NaNs: reading before writing shows
+    memset(b->shared, 0xff, SHARED_WIDE); // NaNs: reading before writing shows
     set_order(b, b->c.nt, seed + i);
     for (unsigned k = 0; k < b->c.nt; k++) push(b->order[k]);
     b->cur = &b->host;
@@ -270,7 +274,7 @@ void gpu_emu_launch(gpuDim3 g, gpuDim3 blk, const std::function<void()> &fn) {
         }
         if (!b) {
             b = (Block *)calloc(1, sizeof *b);
-            b->shared = (char *)aligned_alloc(256, SHARED);
+            b->shared = (char *)aligned_alloc(1024, SHARED_WIDE);
         }
         make_fibers(b, blk.x);
         b->c.nt = blk.x;

@@ -25,6 +25,7 @@ void gpu_emu_launch(gpuDim3 grid, gpuDim3 block, const std::function<void()> &fn
 void gpu_emu_sync(void);
 void gpu_emu_fence(void);
 void *gpu_emu_shared(size_t bytes);
+void *gpu_emu_shared_wide(size_t bytes); // of kernels that may have more than 48 KiB
 uint32_t gpu_emu_wave(int op, int arg, uint32_t v);
 // What all lanes of the wave give, `count` words (at most 8) each, until their second wave operation from here on.
 struct gpu_emu_words {

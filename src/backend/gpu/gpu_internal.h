@@ -119,6 +119,7 @@ struct gpu_backend {
     ms_error failure;         // code MS_OK: none kept
     char kernels[64];
     bool shares_memory;     // the device's memory is the host's
+    bool wide;              // it has wide tiles (gpu_wide.h)
     uint8_t *piece[PIECES]; // pinned
     gpuEvent_t piece_free[PIECES];
     gpuEvent_t table_free[TABLES]; // the table's last upload is done

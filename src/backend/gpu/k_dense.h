@@ -5,7 +5,7 @@
 // Errors: launchers do not fail; the caller asks gpuGetLastError().
 #pragma once
 #include "backend/gpu/gpu_s8.h"
-#include "backend/gpu/k_common.h"
+#include "backend/gpu/k_project_wide.h"
 
 enum { K_GRID_Y = 65535 };
 
@@ -55,32 +55,12 @@ static void k_quantise(gpuStream_t stream, const k_quantise_args *a) {
 
 // ---------------------------------------------------------------- products
 
-typedef struct k_product {
-    const void *data;    // in the layout of its mode; see k_common.h
-    const float *scales; // Q8
-    float *out;          // [n] rows, out_stride floats apart
-    size_t out_stride;
-    uint32_t rows, mode;
-    uint32_t block_end; // set by the launcher: first block behind this product
-} k_product;
-
 // A Q8 tile is 8 rows.  Of a single input row, K_WAVES / split of them share a block, `split` waves each: enough waves
 // for the memory of the device also where a weight has few rows.
-enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4, K_SPLIT_DOTS = 2048, K_SPLIT_WAVES = 1700 };
+enum { K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4, K_SPLIT_DOTS = 2048, K_SPLIT_WAVES = 1700 };
 enum { K_SPLIT_COLS = 16384 }; // widest input of which several waves share a tile; a multiple of a step
 // Weights of at most so many rows are read by a wave a row.
 enum { K_DOT_FEW_ROWS = 4096, K_DOT_DEEP = 4 };
-
-// Products of the same input rows.
-typedef struct k_project_args {
-    k_product product[K_PRODUCTS];
-    uint32_t count;
-    const float *x;    // [n][cols]; for all modes but K_MODE_Q8
-    const int8_t *x_q; // from k_quantise; for K_MODE_Q8
-    const float *x_s;
-    uint32_t n, cols;
-    uint32_t split; // set by the launcher: waves of a Q8 tile, 1, 2, 4 or 8
-} k_project_args;
 
 // Eight integers per lane; afterwards lane l has the sum of v[l % 8] over the eight lanes around it.
 GPU_DEV int32_t k_scatter_sum8(int32_t v[8]) {
@@ -723,6 +703,7 @@ static bool k_project_mma(const k_project_args *a) {
 
 // Rows of p that a block takes.
 static uint32_t k_project_rows(const k_project_args *a, const k_product *p) {
+    if (p->mode == K_MODE_Q8 && a->wide && a->n > 1) return WIDE_Q8_W;
     if (p->mode == K_MODE_Q8 && k_project_mma(a)) return K_MMA_W;
     if (p->mode == K_MODE_Q8) return K_WAVES / (a->n == 1 ? a->split : 1u) * K_Q8_ROWS;
     return a->n == 1 && p->rows <= K_DOT_FEW_ROWS ? (uint32_t)K_WAVES : K_WAVES * (uint32_t)K_DOT_ROWS;
@@ -774,6 +755,11 @@ static void k_project(gpuStream_t stream, const k_project_args *all) {
     uint32_t rows = k_ceil_div(all->n, K_X_ROWS), y = rows < K_GRID_Y ? rows : (uint32_t)K_GRID_Y;
     uint32_t blocks = k_project_select(&a, all, K_KIND_Q8);
 #if !GPU_HIP
+    if (blocks && all->wide) {
+        GPU_LAUNCH_WIDE(wide_q8_shared, kern_project_wide, gpuDim3(k_ceil_div(all->n, WIDE_Q8_X), blocks),
+                        WIDE_Q8_THREADS, stream, a);
+        blocks = 0;
+    }
     if (blocks && k_project_mma(all)) {
         GPU_LAUNCH_EARLY(kern_project_mma, gpuDim3(blocks, k_ceil_div(all->n, K_MMA_X)), K_BLOCK, stream, a);
         blocks = 0;

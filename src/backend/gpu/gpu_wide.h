@@ -1,0 +1,130 @@
+// gpu_wide.h - exact products of wide int8 tiles by four waves together (a team), in the background: Hopper's wgmma.
+//
+// A product sums 64 left rows of 128 bytes with each of 64 right rows.  A tile in shared memory begins at a multiple of
+//   1024 bytes; byte b of its row r lies at gpu_wide_at(r, b).
+// Sums: element [b][i] of lane l of wave w of the team is of left row 16 w + l / 4 + i / 2 * 8 and of right row
+//   8 b + l % 4 * 2 + i % 2.
+// Order: gpu_wide_written() by who wrote a tile, gpu_sync(), gpu_wide_open(), products, each with gpu_wide_close()
+//   behind it; gpu_wide_wait<n>: all but the last n are there.  Until then nobody touches their sums or their tiles.
+//   gpu_wide_take(), behind the wait, tells the compiler.
+// Only kernels of devices that gpu_wide_device() names have bodies (GPU_WIDE_CODE); the emulator has them all.
+#pragma once
+#include "backend/gpu/gpu.h"
+
+#include <string.h>
+
+#if GPU_HIP
+#define GPU_WIDE_HOST 0
+#else
+#define GPU_WIDE_HOST 1
+#endif
+#if GPU_EMU || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define GPU_WIDE_CODE 1
+#else
+#define GPU_WIDE_CODE 0
+#endif
+
+enum {
+    GPU_WIDE_TEAM = 128,
+    GPU_WIDE_ROWS = 64,
+    GPU_WIDE_BYTES = 128,
+    GPU_WIDE_BLOCKS = GPU_WIDE_ROWS / 8, // of eight right rows
+    GPU_WIDE_SHARED = 227 << 10          // most shared memory of a block
+};
+
+// Whether kernels of wide tiles run on a device of this architecture.
+static inline bool gpu_wide_device(const char *arch) {
+#if GPU_CUDA
+    return strcmp(arch, "sm_90") == 0;
+#elif GPU_EMU
+    return arch != nullptr;
+#else
+    (void)arch;
+    return false;
+#endif
+}
+
+#if GPU_WIDE_HOST
+// Kernels with more shared memory than others: at most GPU_WIDE_SHARED bytes, all of it the one struct.
+#if GPU_EMU
+#define GPU_SHARED_WIDE(T, name)                           T &name = *(T *)gpu_emu_shared_wide(sizeof(T))
+#define GPU_LAUNCH_WIDE(T, kern, grid, block, stream, ...) GPU_LAUNCH(kern, grid, block, stream, __VA_ARGS__)
+#else
+extern __shared__ __align__(1024) unsigned char gpu_wide_memory[];
+#define GPU_SHARED_WIDE(T, name) T &name = *(T *)gpu_wide_memory
+#define GPU_LAUNCH_WIDE(T, kern, grid, block, stream, ...)                                                             \
+    do {                                                                                                               \
+        (void)cudaFuncSetAttribute((const void *)kern, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(T));   \
+        kern<<<(grid), (block), sizeof(T), (stream)>>>(__VA_ARGS__);                                                   \
+    } while (0)
+#endif
+
+GPU_DEV uint32_t gpu_wide_at(uint32_t row, uint32_t byte) { return row * GPU_WIDE_BYTES + (byte ^ row % 8 * 16); }
+
+#if GPU_EMU
+GPU_DEV void gpu_wide_written(void) {}
+GPU_DEV void gpu_wide_open(void) {}
+GPU_DEV void gpu_wide_close(void) {}
+template <int N> GPU_DEV void gpu_wide_wait(void) {}
+GPU_DEV void gpu_wide_take(int32_t (&)[GPU_WIDE_BLOCKS][4]) {}
+
+// The 16 bytes of tile row r from byte `byte` on.
+GPU_DEV const uint8_t *gpu_wide_piece(const uint8_t *tile, uint32_t r, uint32_t byte) {
+    return tile + gpu_wide_at(r, byte);
+}
+GPU_DEV uint32_t gpu_wide_row(uint32_t i) {
+    return gpu_tid() % GPU_WIDE_TEAM / GPU_WAVE * 16 + gpu_tid() % GPU_WAVE / 4 + i / 2 * 8;
+}
+GPU_DEV uint32_t gpu_wide_col(uint32_t b, uint32_t i) { return 8 * b + gpu_tid() % 4 * 2 + i % 2; }
+
+GPU_DEV void gpu_wide_s8(int32_t (&d)[GPU_WIDE_BLOCKS][4], const uint8_t *left, const uint8_t *right) {
+    for (uint32_t b = 0; b < GPU_WIDE_BLOCKS; b++) {
+        for (uint32_t i = 0; i < 4; i++) {
+            d[b][i] = 0;
+            for (uint32_t k = 0; k < GPU_WIDE_BYTES; k += 16) {
+                const gpu_u4 l = gpu_load_u4(gpu_wide_piece(left, gpu_wide_row(i), k)),
+                             r = gpu_load_u4(gpu_wide_piece(right, gpu_wide_col(b, i), k));
+                for (uint32_t j = 0; j < 4; j++) d[b][i] = gpu_dot4(l.v[j], r.v[j], d[b][i]);
+            }
+        }
+    }
+}
+#elif GPU_WIDE_CODE
+GPU_DEV void gpu_wide_written(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+GPU_DEV void gpu_wide_open(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+GPU_DEV void gpu_wide_close(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> GPU_DEV void gpu_wide_wait(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+GPU_DEV void gpu_wide_take(int32_t (&d)[GPU_WIDE_BLOCKS][4]) {
+    GPU_UNROLL
+    for (int i = 0; i < 4 * GPU_WIDE_BLOCKS; i++) asm volatile("" : "+r"(d[i / 4][i % 4])::"memory");
+}
+
+// The descriptor of a tile in shared memory: rows of 128 bytes, swizzled by 128, eight rows every 1024 bytes.
+GPU_DEV uint64_t gpu_wide_tile(const uint8_t *tile) {
+    return (uint64_t)(((uint32_t)__cvta_generic_to_shared(tile) & 0x3ffffu) >> 4) | (uint64_t)1 << 16 |
+           (uint64_t)64 << 32 | (uint64_t)1 << 62;
+}
+
+// d = left * right for 32 columns k, or d += with `more`.
+#define GPU_WIDE_D(b) "+r"(d[b][0]), "+r"(d[b][1]), "+r"(d[b][2]), "+r"(d[b][3])
+GPU_DEV void gpu_wide_s8_step(int32_t (&d)[GPU_WIDE_BLOCKS][4], uint64_t left, uint64_t right, int more) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, p;\n}\n"
+                 : GPU_WIDE_D(0), GPU_WIDE_D(1), GPU_WIDE_D(2), GPU_WIDE_D(3), GPU_WIDE_D(4), GPU_WIDE_D(5),
+                   GPU_WIDE_D(6), GPU_WIDE_D(7)
+                 : "l"(left), "l"(right), "r"(more));
+}
+
+GPU_DEV void gpu_wide_s8(int32_t (&d)[GPU_WIDE_BLOCKS][4], const uint8_t *left, const uint8_t *right) {
+    const uint64_t l = gpu_wide_tile(left), r = gpu_wide_tile(right);
+    GPU_UNROLL
+    for (uint32_t k = 0; k < 4; k++) gpu_wide_s8_step(d, l + 2 * k, r + 2 * k, k > 0);
+}
+#endif
+#endif
