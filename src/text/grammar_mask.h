@@ -9,7 +9,7 @@
  * With a limit, a token is allowed only when the text after it can be completed in the tokens that are left (a byte is
  * never more than a token).  So a reply that can be completed at its start is complete at its limit.
  *
- * Owns: a vocabulary its tree; a cache its masks (bounded).
+ * Owns: a vocabulary its tree and the groups, a cache its masks (bounded).  A vocabulary outlives its caches.
  * Threads: a vocabulary is immutable; a cache belongs to one thread at a time and serves matchers of one grammar.
  * Errors: MS_ERR_MEMORY; MS_ERR_USAGE when no token fits, which only a matcher at its end has.
  */

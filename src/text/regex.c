@@ -599,10 +599,10 @@ static int by_symbol(const void *a, const void *b) {
 static void set_edges(const void *arg, const void *key, ms_dfa_sink *sink) {
     const runner *x = arg;
     const uint64_t *set = key;
-    enum { PER_STEP = 8, WORDS_PER_STEP = 64 }; /* nodes that one step goes through */
+    enum { PER_STEP = 16, LOOKS_PER_STEP = 64 }; /* live nodes that one step goes through; nodes it looks at */
     uint32_t *starts = (uint32_t *)x->cuts, n = 0; /* where the set of ranges may change */
     uint64_t steps = live(x, set) / PER_STEP;
-    if (!ms_dfa_spend(sink, steps + x->r->count / WORDS_PER_STEP)) return;
+    if (!ms_dfa_spend(sink, steps + x->r->count / LOOKS_PER_STEP)) return;
     for (uint32_t i = 0; i < x->r->count; i++) {
         const node *d = &x->r->nodes[i];
         if (d->op != OP_CLASS || !has(set, i)) continue;

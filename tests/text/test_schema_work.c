@@ -82,7 +82,7 @@ static const hard schemas[] = {
      "{\"$ref\":\"#/$defs/r\",\"$defs\":{\"r\":{\"type\":\"object\",\"properties\":{\"p0\":{\"$ref\":\"#/$defs/l0\"},"
      "\"p1\":{\"$ref\":\"#/$defs/l4000\"}},\"required\":[\"p1\"]},\"l0\":{\"type\":\"null\"},%R}}",
      "\"l%d\":{\"type\":\"array\",\"prefixItems\":[{\"$ref\":\"#/$defs/l%p\"}],\"minItems\":1}", 4000, NULL},
-    {"a pattern of wide states", "{\"type\":\"string\",\"pattern\":\"^(.{0,70}a.{0,70}b){0,17}$\"}", "", 0, "pattern"},
+    {"a pattern of wide states", "{\"type\":\"string\",\"pattern\":\"(a.{0,20}){1,30}x\"}", "", 0, "pattern"},
     {"one format often", "{\"type\":\"object\",\"properties\":{%R}}",
      "\"p%d\":{\"type\":\"string\",\"format\":\"email\"}", 500, NULL}};
 

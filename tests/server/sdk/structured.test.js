@@ -29,6 +29,8 @@ const cases = [
   [{ const: { version: 2, tags: ['x', 'y'] } }, { version: 2, tags: [] }],
   [{ type: ['integer', 'null'], minimum: -3, maximum: 3 }, 4],
   [{ type: 'number', exclusiveMinimum: 0, exclusiveMaximum: 1 }, 1],
+  [{ oneOf: [{ type: 'integer' }, { type: 'number' }] }, 80], // what a double takes for an integer is one
+  [{ type: 'array', items: { type: 'number', minimum: 0, maximum: 2 }, uniqueItems: true, minItems: 2, maxItems: 4 }, [1, 1.0]],
   [{ type: 'integer', multipleOf: 7, minimum: 10, maximum: 99 }, 15],
   [{ type: 'integer', exclusiveMinimum: 100 }, 100],
   [{ type: 'string', minLength: 3, maxLength: 5 }, 'ab'],
@@ -44,6 +46,7 @@ const cases = [
   [{ type: 'string', format: 'hostname', maxLength: 20 }, '-a'],
   [{ type: 'array', items: { type: 'integer' }, minItems: 2, maxItems: 4 }, [1]],
   [{ type: 'array', items: { enum: ['a', 'b', 'c'] }, uniqueItems: true, minItems: 2 }, ['a', 'a']],
+  [{ type: 'array', items: { enum: ['a', 'b', 'c', 1, null] }, uniqueItems: true, minItems: 3 }, ['a', 1, 1]],
   [{ type: 'array', prefixItems: [{ type: 'boolean' }, text], items: false, minItems: 2 }, [true, 'a', 1]],
   [{ type: 'array', items: { type: 'integer', minimum: 0, maximum: 9 }, contains: { const: 5 }, minItems: 1, maxItems: 5 },
     [1, 2]],
