@@ -67,7 +67,6 @@ typedef struct k_product {
 // A Q8 tile is 8 rows.  Of a single input row, K_WAVES / split of them share a block, `split` waves each: enough waves
 // for the memory of the device also where a weight has few rows.
 enum { K_PRODUCTS = 8, K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4, K_SPLIT_DOTS = 2048, K_SPLIT_WAVES = 1700 };
-enum { K_SPLIT_COLS = 16384 }; // widest input of which several waves share a tile; a multiple of a step
 // Weights of at most so many rows are read by a wave a row.
 enum { K_DOT_FEW_ROWS = 4096, K_DOT_DEEP = 4 };
 
@@ -146,20 +145,24 @@ template <int NX> GPU_DEV void k_q8_tile(const k_product *p, const k_project_arg
     }
 }
 
-// Integer dots of the groups and what they are to be multiplied with, [tile of the block][group][row of the tile]; the
-// input, which all waves of a block read.
+// Integer dots of the groups and what they are to be multiplied with, [tile of the block][group][row of the tile].
 typedef struct k_split_shared {
     int32_t dot[K_SPLIT_DOTS];
     float scale[K_SPLIT_DOTS];
-    alignas(16) int8_t x[K_SPLIT_COLS];
-    float x_s[K_SPLIT_COLS / K_Q8_GROUP];
 } k_split_shared;
 
-// The weights of a step of a wave.  Two steps are under way: those of the first two before the kernel before this one
-// has ended, so that memory works on while one kernel ends and the next one begins.
+// Asks for the first step of a wave's tile while the kernel before this one still runs.  More than that is slower.
+GPU_DEV void k_split_prefetch(const k_product *p, const k_project_args *a, uint32_t row0, uint32_t slice) {
+    const uint32_t lane = gpu_lane();
+    const size_t stride = k_q8_stride(a->cols), at = (size_t)slice * 4 * K_Q8_GROUP + lane % 4 * 128;
+    const uint32_t r = row0 + lane / 4;
+    if (r < p->rows && at < stride) gpu_prefetch((const int8_t *)p->data + r * stride + at);
+}
+
+// What a wave multiplies in a step; the next one's is under way meanwhile.
 typedef struct k_split_step {
-    gpu_u4 w[K_Q8_ROWS];
-    float scale;
+    gpu_u4 w[K_Q8_ROWS], q;
+    float w_s, x_s;
 } k_split_step;
 #if GPU_HIP // no registers for that
 #define K_SPLIT_LOOP GPU_ROLLED
@@ -167,23 +170,19 @@ typedef struct k_split_step {
 #define K_SPLIT_LOOP GPU_UNROLL_2
 #endif
 
-GPU_DEV void k_split_load(k_split_step &s, uint32_t cols, const int8_t *data, const float *scales, uint32_t in_block,
-                          uint32_t g0) {
+GPU_DEV void k_split_load(k_split_step &s, const k_project_args *a, const int8_t *data, const float *scales,
+                          uint32_t in_block, uint32_t g0) {
     const uint32_t lane = gpu_lane(), g = g0 + lane / 8, col = g0 * K_Q8_GROUP + lane * 16;
-    const size_t stride = k_q8_stride(cols);
-    if (g < k_q8_groups(cols)) s.scale = scales[(size_t)g * in_block];
+    const size_t stride = k_q8_stride(a->cols);
+    const bool stored = col < stride;
     GPU_UNROLL
     for (uint32_t r = 0; r < K_Q8_ROWS; r++)
-        if (col < stride) s.w[r] = gpu_load_u4(data + (r < in_block ? r : in_block - 1) * stride + col);
-}
-
-// The input to shared memory; whole groups, as the quantised rows have zeros behind their end.
-GPU_DEV void k_split_input(k_split_shared &sh, const k_project_args *a) {
-    const uint32_t groups = k_q8_groups(a->cols);
-    for (uint32_t i = gpu_tid(); i < groups * (K_Q8_GROUP / 16); i += K_BLOCK)
-        *(gpu_u4 *)&sh.x[i * 16] = gpu_load_u4(a->x_q + i * 16);
-    for (uint32_t i = gpu_tid(); i < groups; i += K_BLOCK) sh.x_s[i] = a->x_s[i];
-    gpu_sync();
+        if (stored) s.w[r] = gpu_load_u4(data + (r < in_block ? r : in_block - 1) * stride + col);
+    if (stored) s.q = gpu_load_u4(a->x_q + col);
+    if (g < k_q8_groups(a->cols)) {
+        s.w_s = scales[(size_t)g * in_block];
+        s.x_s = a->x_s[g];
+    }
 }
 
 // k_q8_tile for one input row: wave `slice` of `split` makes the dots of every split-th step of 512 columns, then the
@@ -196,29 +195,26 @@ GPU_DEV void k_q8_split(k_split_shared &sh, const k_product *p, const k_project_
     const uint32_t sub = lane % 8 < in_block ? lane % 8 : in_block - 1, base = in_tile * groups * K_Q8_ROWS;
     const int8_t *data = (const int8_t *)p->data + row0 * k_q8_stride(a->cols);
     const float *scales = p->scales + (size_t)row0 * groups + sub;
-    const uint32_t first = slice * 4, stride4 = a->split * 4;
-    k_split_step step = {}, next = {};
-    if (work && first < groups) k_split_load(step, a->cols, data, scales, in_block, first);
-    if (work && first + stride4 < groups) k_split_load(next, a->cols, data, scales, in_block, first + stride4);
-    gpu_wait_previous();
-    k_split_input(sh, a);
+    k_split_step step = {};
+    const uint32_t stride4 = a->split * 4;
+    if (work && slice * 4 < groups) k_split_load(step, a, data, scales, in_block, slice * 4);
     K_SPLIT_LOOP
-    for (uint32_t g0 = first; work && g0 < groups; g0 += stride4) {
-        const gpu_u4 q = gpu_load_u4(&sh.x[g0 * K_Q8_GROUP + lane * 16]);
+    for (uint32_t g0 = slice * 4; work && g0 < groups; g0 += stride4) {
+        k_split_step next = {};
+        if (g0 + stride4 < groups) k_split_load(next, a, data, scales, in_block, g0 + stride4);
         int32_t v[K_Q8_ROWS];
         GPU_UNROLL
         for (int r = 0; r < K_Q8_ROWS; r++) {
-            int32_t d = gpu_dot4(step.w[r].v[0], q.v[0], 0);
-            d = gpu_dot4(step.w[r].v[1], q.v[1], d);
-            d = gpu_dot4(step.w[r].v[2], q.v[2], d);
-            v[r] = gpu_dot4(step.w[r].v[3], q.v[3], d);
+            int32_t d = gpu_dot4(step.w[r].v[0], step.q.v[0], 0);
+            d = gpu_dot4(step.w[r].v[1], step.q.v[1], d);
+            d = gpu_dot4(step.w[r].v[2], step.q.v[2], d);
+            v[r] = gpu_dot4(step.w[r].v[3], step.q.v[3], d);
         }
         int32_t dot = k_scatter_sum8(v);
         const bool live = g0 + lane / 8 < groups;
         if (live) sh.dot[base + g0 * K_Q8_ROWS + lane] = dot; // group lane / 8 of the step, row lane % 8
-        if (live) sh.scale[base + g0 * K_Q8_ROWS + lane] = step.scale * sh.x_s[g0 + lane / 8];
+        if (live) sh.scale[base + g0 * K_Q8_ROWS + lane] = step.w_s * step.x_s;
         step = next;
-        if (g0 + 2 * stride4 < groups) k_split_load(next, a->cols, data, scales, in_block, g0 + 2 * stride4);
     }
     gpu_sync();
     if (slice != 0 || !work) return; // whole waves
@@ -656,29 +652,22 @@ typedef union k_one_shared {
 } k_one_shared;
 static_assert(sizeof(k_one_shared) <= 48 << 10, "shared memory");
 
-// Asks for the first step of a tile while the kernel before this one still runs.  More than that is slower.
-GPU_DEV void k_tile_prefetch(const k_product *p, const k_project_args *a, uint32_t row0) {
-    const size_t stride = k_q8_stride(a->cols), at = gpu_lane() % 4 * 128;
-    const uint32_t r = row0 + gpu_lane() / 4;
-    if (r < p->rows && at < stride) gpu_prefetch((const int8_t *)p->data + r * stride + at);
-}
-
 // The Q8 products of one input row.
 GPU_DEV void k_one_q8(k_split_shared &sh, const k_product *p, const k_project_args *a, uint32_t block) {
     const uint32_t slice = gpu_uniform(gpu_wave() % a->split), of_block = gpu_uniform(gpu_wave() / a->split);
     const uint32_t tile = block * (K_WAVES / a->split) + of_block;
-    if (a->split > 1) {
-        k_q8_split(sh, p, a, tile, of_block, slice);
-        return;
-    }
-    k_tile_prefetch(p, a, tile * K_Q8_ROWS);
+    k_split_prefetch(p, a, tile * K_Q8_ROWS, slice);
     gpu_wait_previous();
-    if (tile < k_ceil_div(p->rows, K_Q8_ROWS)) k_q8_tile<1>(p, a, tile * K_Q8_ROWS, 0);
+    if (a->split > 1)
+        k_q8_split(sh, p, a, tile, of_block, slice);
+    else if (tile < k_ceil_div(p->rows, K_Q8_ROWS))
+        k_q8_tile<1>(p, a, tile * K_Q8_ROWS, 0);
 }
 
 // One input row.
 GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
     GPU_SHARED(k_one_shared, sh);
+    gpu_release_next();
     uint32_t block;
     const k_product p = k_project_find(&a, &block);
     const uint32_t tile = gpu_uniform(block * K_WAVES + gpu_wave());
@@ -752,7 +741,6 @@ static uint32_t k_project_split(const k_project_args *a) {
     uint64_t waves = 0;
     const uint32_t groups = k_q8_groups(a->cols);
     uint32_t split = 1;
-    if (a->cols > K_SPLIT_COLS) return 1;
     for (uint32_t i = 0; i < a->count; i++)
         if (a->product[i].mode == K_MODE_Q8) waves += k_ceil_div(a->product[i].rows, K_Q8_ROWS);
     while (split < K_WAVES && waves * split < K_SPLIT_WAVES && groups > split * 4) split *= 2;
