@@ -111,8 +111,8 @@ static inline gpuError_t gpuDescribe(int device, char *name, size_t name_bytes, 
 }
 #define GPU_LAUNCH(kern, grid, block, stream, ...) kern<<<(grid), (block), 0, (stream)>>>(__VA_ARGS__)
 #endif
-// GPU_LAUNCH_EARLY: for a kernel that calls gpu_begin() or gpu_wait_previous() before it touches what other kernels
-// write: its blocks may start while the kernel before it still runs.
+// GPU_LAUNCH_EARLY: for a kernel that calls gpu_wait_previous() before it touches what the kernel before it writes: its
+// blocks may start while that one still runs.
 #if GPU_CUDA
 template <typename Kernel, typename... Args>
 static inline void gpu_launch_early(Kernel kern, dim3 grid, dim3 block, gpuStream_t stream, const Args &...args) {
@@ -297,19 +297,20 @@ GPU_DEV gpu_f4 gpu_load_f4(const void *p) { return *(const gpu_f4 *)p; }
 #define GPU_ROLLED
 #endif
 
-// gpu_wait_previous: after it, everything that earlier kernels of the stream wrote is visible.  gpu_release_next: the
-// next kernel's blocks may start where there is room.  A kernel calls both, in every thread, before it may return.
+// gpu_wait_previous: after it, everything that earlier kernels of the stream wrote is visible, and the next kernel's
+// blocks may start where there is room.  Every thread of a GPU_LAUNCH_EARLY kernel calls it before it returns.  What
+// runs before it runs beside the kernel before this one and no other, since that one has waited too: it may read all
+// that the kernel before this one does not write.  Weights and slots are never written by that one: what fills them is
+// waited for by the host or by an event.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-GPU_DEV void gpu_wait_previous(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-GPU_DEV void gpu_release_next(void) { asm volatile("griddepcontrol.launch_dependents;"); }
+GPU_DEV void gpu_wait_previous(void) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 #else
 GPU_DEV void gpu_wait_previous(void) {}
-GPU_DEV void gpu_release_next(void) {}
 #endif
-GPU_DEV void gpu_begin(void) {
-    gpu_release_next();
-    gpu_wait_previous();
-}
+GPU_DEV void gpu_begin(void) { gpu_wait_previous(); } // where nothing runs before it
 // Asks for the cache line of p; never an error, and what is read later is what memory holds then.
 #if defined(__CUDA_ARCH__)
 GPU_DEV void gpu_prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

@@ -11,7 +11,32 @@ uint64_t mla_scratch_need(const ms_scratch_need *n) {
     return mla ? mla_scratch_bytes(n->rows, n->mla_heads, n->mla_extra, n->mla_rank) : 0;
 }
 
+static_assert((int)DECAY_COLS == (int)KDA_DIM, "the width of a head");
+
 namespace {
+
+// The product that waits becomes part of the kernel, if it makes the decay inputs of this call and nothing else there
+// is in its way.
+void take_decay(gpu_backend *g, kda_args *a, const ms_kda_io *io) {
+    gpu_decay *d = &g->decay;
+    if (!KDA_WINDOWS || !d->open || d->product.out != io->e) return;
+    if (a->n != 1 || a->dim != KDA_DIM || a->taps != KDA_TAPS) return;
+    const size_t inner = (size_t)a->heads * a->dim, bytes = inner * sizeof(float);
+    if (d->product.weight->rows != inner) return;
+    const struct {
+        const float *p;
+        size_t bytes;
+    } read[] = {{io->q, bytes}, {io->k, bytes}, {io->v, bytes}, {io->g, bytes}, {io->b, a->heads * sizeof(float)},
+                {d->x, KDA_DIM * sizeof(float)}};
+    for (const auto &r : read)
+        if (overlap(io->e, bytes, r.p, r.bytes)) return;
+    if (overlap(io->out, bytes, d->x, KDA_DIM * sizeof(float))) return;
+    a->decay_w = (const int8_t *)d->product.weight->data;
+    a->decay_scales = d->product.weight->scales;
+    a->decay_x = d->x;
+    a->made_e = d->product.out;
+    d->open = false;
+}
 
 void kda_range(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint32_t n) {
     gpu_backend *g = gpu_of(be);
@@ -44,7 +69,9 @@ void kda_range(ms_backend *be, const ms_kda *kda, const ms_kda_io *io, uint32_t 
     a.history_out = io->history_out;
     a.out = io->out;
     a.history_bf16 = is_fast(g);
+    take_decay(g, &a, io);
     settle(g);
+    a.early = untouched(g, io->state_in, inner * kda->dim * sizeof(float));
     a.q = rows_fit(g, n, (uint32_t)inner) && kda->dim == KDA_DIM && kda->taps == KDA_TAPS ? g->scratch.x_q : nullptr;
     a.q_scales = g->scratch.x_s;
     k_kda_range(g->stream, &a);

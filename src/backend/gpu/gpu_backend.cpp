@@ -35,7 +35,10 @@ bool gpu_ok(gpu_backend *g, gpuError_t e, const char *op) {
     return e == gpuSuccess;
 }
 
-void launched(gpu_backend *g, const char *op) { (void)gpu_ok(g, gpuGetLastError(), op); }
+void launched(gpu_backend *g, const char *op) {
+    g->wrote.known = false;
+    (void)gpu_ok(g, gpuGetLastError(), op);
+}
 
 namespace {
 

@@ -100,7 +100,40 @@ void run_products(gpu_backend *g, const product_input *in, const ms_product *pro
     }
 }
 
+void decay_settle(gpu_backend *g) {
+    if (!g->decay.open) return;
+    const product_input in = {g->decay.x, nullptr, nullptr, 1, g->decay.product.weight->cols};
+    g->decay.open = false;
+    run_products(g, &in, &g->decay.product, 1);
+    launched(g, "project");
+}
+
+bool untouched(const gpu_backend *g, const void *p, size_t bytes) {
+    for (uint32_t i = 0; i < g->wrote.count; i++)
+        if (overlap(p, bytes, g->wrote.to[i].p, g->wrote.to[i].bytes)) return false;
+    return g->wrote.known;
+}
+
 namespace {
+
+// Whether a product may be what makes the decay inputs of a kda_range; see take_decay().
+bool may_be_decay(const float *x, uint32_t n, const ms_product *p) {
+    const ms_weight *w = p->weight;
+    return n == 1 && p->exact_input && w->format == MS_FORMAT_Q8 && w->cols == DECAY_COLS && (uintptr_t)x % 16 == 0;
+}
+
+// After the launches of products.
+void products_launched(gpu_backend *g, uint32_t n, const ms_product *products, uint32_t count) {
+    launched(g, "project");
+    g->wrote.known = count <= WROTE;
+    g->wrote.count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const ms_product *p = &products[i];
+        const size_t bytes = ((size_t)(n - 1) * p->out_stride + p->weight->rows) * sizeof(float);
+        rows_written(g, p->out, bytes);
+        if (g->wrote.known) g->wrote.to[g->wrote.count++] = {p->out, bytes};
+    }
+}
 
 // Where an operation leaves rows; their int8 form too when it has room.
 k_row_out row_out(const gpu_backend *g, float *out, uint32_t n, uint32_t dim) {
@@ -193,12 +226,14 @@ void project(ms_backend *be, const float *x, uint32_t n, const ms_product *produ
     } else {
         settle(g);
     }
+    if (count == 1 && made == products && may_be_decay(x, n, products)) {
+        g->decay = {true, x, *products};
+        rows_written(g, products->out, products->weight->rows * sizeof(float));
+        return;
+    }
     if (quantise) quantise_input(g, &in);
     run_products(g, &in, made, made_count);
-    for (uint32_t i = 0; i < count; i++)
-        rows_written(g, products[i].out,
-                     ((size_t)(n - 1) * products[i].out_stride + products[i].weight->rows) * sizeof(float));
-    launched(g, "project");
+    products_launched(g, n, products, count);
 }
 
 void mlp(ms_backend *be, float *out, const float *x, uint32_t n, const ms_weight *gate, const ms_weight *up,

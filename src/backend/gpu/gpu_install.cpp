@@ -67,6 +67,7 @@ void slots_used(gpu_backend *g, const ms_expert_batch *batches, uint32_t count) 
 void memory_use(gpu_backend *g) {
     settle(g);
     g->held = {};
+    g->wrote.known = false;
     wait_install(g, g->order.works);
     g->order.all_slots = ++g->order.uses;
 }

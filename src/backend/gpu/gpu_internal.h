@@ -78,7 +78,7 @@ struct gpu_sum {
     const float *a, *b;
     size_t count;
 };
-enum { SUMS = 2 };
+enum { SUMS = 2, WROTE = 8, DECAY_COLS = 128 };
 
 // A router's choice for one row that waits for company: its products for other products of the same input, the choice
 // itself for the experts' input.  Then it, or a fetch of its ids, is no launch of its own.
@@ -93,6 +93,23 @@ struct gpu_choice {
     const float *bias;
     uint32_t top_k, renormalize, bad_base;
     float scale;
+};
+
+// An exact product of one row that waits for a kda_range whose decay inputs it makes.
+struct gpu_decay {
+    bool open;
+    const float *x;
+    ms_product product;
+};
+
+// What the kernel that was launched last writes, where that is known: the next one may read all else before it ends.
+struct gpu_wrote {
+    bool known;
+    uint32_t count;
+    struct {
+        const float *p;
+        size_t bytes;
+    } to[WROTE];
 };
 
 struct gpu_backend {
@@ -124,6 +141,8 @@ struct gpu_backend {
     gpu_sum sums[SUMS]; // waiting, in this order
     uint32_t sum_count;
     gpu_choice choice; // open only while sum_count is 0
+    gpu_decay decay;   // open only while sum_count is 0 and choice is not open
+    gpu_wrote wrote;
 };
 
 static inline gpu_backend *gpu_of(ms_backend *be) { return (gpu_backend *)be; }
@@ -186,12 +205,16 @@ struct product_input {
 };
 void run_products(gpu_backend *g, const product_input *in, const ms_product *products, uint32_t count);
 
-// Makes what waits, sums and a choice: whatever reads or writes device memory calls it first.
+// Makes what waits, sums, a choice, decay inputs: whatever reads or writes device memory calls it first.
 void settle(gpu_backend *g);
 // Launches what is left of the choice that waits, if there is one (gpu_moe.cpp).
 void choice_settle(gpu_backend *g);
 // Whether products of such an input, with such results, may take the choice's along; then `made` is to be set.
 bool choice_joins(const gpu_backend *g, const float *x, uint32_t n, const ms_product *products, uint32_t count);
+// Makes the decay inputs that wait, if any do (gpu_dense.cpp).
+void decay_settle(gpu_backend *g);
+// Whether the kernel that was launched last does not write there: the next one may read it at once.
+bool untouched(const gpu_backend *g, const void *p, size_t bytes);
 // The choice that waits answers a fetch of `bytes` at `dev`, if it is of its ids.
 bool choice_fetch(gpu_backend *g, const void *dev, size_t bytes);
 // After writing there: held rows that lie there are held no more.

@@ -79,6 +79,7 @@ void choice_made(gpu_backend *g) {
 } // namespace
 
 void choice_settle(gpu_backend *g) {
+    decay_settle(g);
     if (!g->choice.open) return;
     choice_products(g);
     const k_router_args a = router_args(g, &g->choice, 1);

@@ -9,23 +9,16 @@
 
 enum {
     EXPERT_THREADS = 128,
-// GPU_BOUNDS of the products: 120 registers on AMD, 64 on NVIDIA.
-// EXPERT_TOGETHER: groups of a wave whose weights are under way at a time, of two matrices; of one, twice as many.
+// GPU_BOUNDS of the products: 120 registers on AMD, 96 on NVIDIA.
+// EXPERT_DEEP: groups of a wave whose weights are under way at a time, of two matrices; of one, twice as many.
 #if GPU_HIP
     EXPERT_RESIDENT = 6,
-    EXPERT_TOGETHER = 2
+    EXPERT_DEEP = 2
 #else
-    EXPERT_RESIDENT = 8,
-    EXPERT_TOGETHER = 2
+    EXPERT_RESIDENT = 5,
+    EXPERT_DEEP = 4
 #endif
 };
-
-#if GPU_HIP || GPU_CUDA
-#define EXPERT_PRAGMA(x) _Pragma(#x)
-#define EXPERT_UNROLL(n) EXPERT_PRAGMA(unroll n)
-#else
-#define EXPERT_UNROLL(n) (void)n;
-#endif
 
 enum { EXPERT_QUANT_THREADS = 256 };
 typedef struct experts_quantize_args {
@@ -69,59 +62,76 @@ GPU_DEV void experts_load(experts_shared &sh, const uint8_t *q, const float *sca
     for (uint32_t i = gpu_tid(); i < count; i += EXPERT_THREADS) sh.scale[i] = scales[g0 + i];
 }
 
-// This wave's groups of a piece into acc: g = wave, wave + 4, ...
+// Groups of a tile, or of a pair of them, that a wave has under way; the first ones before the kernel before this one
+// has ended, so that memory works on while one kernel ends and the next one begins.
+template <int MATS> struct experts_ring {
+    enum { DEEP = EXPERT_DEEP * 2 / MATS };
+    static_assert(EXPERT_PIECE % (4 * DEEP) == 0, "a piece begins at the begin of the ring");
+    gpu_u4 w[DEEP][MATS];
+    uint32_t e[DEEP][MATS]; // scale bytes
+};
+
 template <int MATS>
-GPU_DEV void experts_groups(float (&acc)[MATS], const experts_shared &sh, const uint8_t *const (&tile)[MATS],
-                            uint32_t groups, uint32_t g0, uint32_t count) {
-    const int together = EXPERT_TOGETHER * 2 / MATS;
-    EXPERT_UNROLL(together)
-    for (uint32_t g = gpu_wave(); g < count; g += 4) {
-        gpu_u4 w[MATS];
-        float scale[MATS];
+GPU_DEV void experts_fetch(gpu_u4 (&w)[MATS], uint32_t (&e)[MATS], const uint8_t *const (&tile)[MATS], uint32_t groups,
+                           uint32_t g) {
+    if (g >= groups) return;
+    GPU_UNROLL
+    for (int m = 0; m < MATS; m++) {
+        w[m] = gpu_load_u4(tile[m] + ((size_t)g * K_TILE + gpu_lane()) * K_MX_BYTES);
+        e[m] = tile[m][((size_t)groups * K_MX_BYTES + g) * K_TILE + gpu_lane()];
+    }
+}
+
+template <int MATS>
+GPU_DEV void experts_fill(experts_ring<MATS> &ring, const uint8_t *const (&tile)[MATS], uint32_t groups) {
+    GPU_UNROLL
+    for (uint32_t d = 0; d < experts_ring<MATS>::DEEP; d++)
+        experts_fetch<MATS>(ring.w[d], ring.e[d], tile, groups, gpu_wave() + 4 * d);
+}
+
+// This wave's groups of a piece into acc: g = wave, wave + 4, ...; the ring has those of g0.
+template <int MATS>
+GPU_DEV void experts_groups(float (&acc)[MATS], experts_ring<MATS> &ring, const experts_shared &sh,
+                            const uint8_t *const (&tile)[MATS], uint32_t groups, uint32_t g0, uint32_t count) {
+    enum { DEEP = experts_ring<MATS>::DEEP };
+    GPU_ROLLED
+    for (uint32_t first = gpu_wave(); first < count; first += 4 * DEEP) {
         GPU_UNROLL
-        for (int m = 0; m < MATS; m++) {
-            w[m] = gpu_load_u4(tile[m] + ((size_t)(g0 + g) * K_TILE + gpu_lane()) * K_MX_BYTES);
-            scale[m] = k_half_scale(tile[m][((size_t)groups * K_MX_BYTES + g0 + g) * K_TILE + gpu_lane()]);
-        }
-        const gpu_u4 lo = sh.x[g][0], hi = sh.x[g][1];
-        GPU_UNROLL
-        for (int m = 0; m < MATS; m++) {
-            int dot = 0;
+        for (uint32_t d = 0; d < DEEP; d++) {
+            const uint32_t g = first + 4 * d;
+            if (g >= count) break;
+            const gpu_u4 lo = sh.x[g][0], hi = sh.x[g][1];
             GPU_UNROLL
-            for (uint32_t j = 0; j < 4; j++) {
-                uint32_t two[2];
-                mx_eight(two, w[m].v[j]);
+            for (int m = 0; m < MATS; m++) {
+                int dot = 0;
                 GPU_UNROLL
-                for (uint32_t h = 0; h < 2; h++) {
-                    const uint32_t word = mx_word(j, h);
-                    dot = gpu_dot4(two[h], word < 4 ? lo.v[word % 4] : hi.v[word % 4], dot);
+                for (uint32_t j = 0; j < 4; j++) {
+                    uint32_t two[2];
+                    mx_eight(two, ring.w[d][m].v[j]);
+                    GPU_UNROLL
+                    for (uint32_t h = 0; h < 2; h++) {
+                        const uint32_t word = mx_word(j, h);
+                        dot = gpu_dot4(two[h], word < 4 ? lo.v[word % 4] : hi.v[word % 4], dot);
+                    }
                 }
+                acc[m] = gpu_fma((float)dot, k_half_scale(ring.e[d][m]) * sh.scale[g], acc[m]);
             }
-            acc[m] = gpu_fma((float)dot, scale[m] * sh.scale[g], acc[m]);
+            experts_fetch<MATS>(ring.w[d], ring.e[d], tile, groups, g0 + g + 4 * DEEP);
         }
     }
 }
 
-// Asks for the first weights of this wave while the kernel before this one still runs.  More than that is slower.
-template <int MATS> GPU_DEV void experts_prefetch(const uint8_t *const (&tile)[MATS], uint32_t groups) {
-    // A wave's group is 512 bytes of every 2048: four lanes ask for it.
-    const uint32_t g = gpu_wave() + gpu_lane() / 4 * 4;
-    if (gpu_lane() / 4 >= EXPERT_TOGETHER * 2 / MATS || g >= groups) return;
-    GPU_UNROLL
-    for (int m = 0; m < MATS; m++) gpu_prefetch(tile[m] + (size_t)g * K_TILE * K_MX_BYTES + gpu_lane() % 4 * 128);
-}
-
 // The products of a tile (or pair of tiles) with a row; the partial sums are in sh.part after it.
 template <int MATS>
-GPU_DEV void experts_tile(experts_shared &sh, const uint8_t *const (&tile)[MATS], const uint8_t *q, const float *scales,
-                          uint32_t groups) {
+GPU_DEV void experts_tile(experts_shared &sh, experts_ring<MATS> &ring, const uint8_t *const (&tile)[MATS],
+                          const uint8_t *q, const float *scales, uint32_t groups) {
     float acc[MATS] = {};
     for (uint32_t g0 = 0; g0 < groups; g0 += EXPERT_PIECE) {
         uint32_t count = groups - g0 < EXPERT_PIECE ? groups - g0 : (uint32_t)EXPERT_PIECE;
         gpu_sync();
         experts_load(sh, q, scales, g0, count);
         gpu_sync();
-        experts_groups<MATS>(acc, sh, tile, groups, g0, count);
+        experts_groups<MATS>(acc, ring, sh, tile, groups, g0, count);
     }
     GPU_UNROLL
     for (int m = 0; m < MATS; m++) sh.part[m][gpu_wave()][gpu_lane()] = acc[m];
@@ -136,15 +146,15 @@ GPU_DEV float experts_sum(const experts_shared &sh, uint32_t m) {
 // Grid: picks, tiles of 32 inner rows, each of which is one group of the down product's input.
 GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_experts_inner(experts_single_args s) {
     GPU_SHARED(experts_shared, sh);
-    gpu_release_next();
     const experts_args &a = s.a;
     const expert_pick pick = s.pick[gpu_bx()];
     const uint32_t groups = a.hidden / K_MX_GROUP, tile = gpu_by();
     const uint8_t *gate = pick.slot + 2 * (size_t)tile * mx_tile_bytes(groups);
     const uint8_t *const tiles[2] = {gate, gate + mx_tile_bytes(groups)};
-    experts_prefetch<2>(tiles, groups);
+    experts_ring<2> ring = {};
+    experts_fill<2>(ring, tiles, groups);
     gpu_wait_previous();
-    experts_tile<2>(sh, tiles, a.z_q + (size_t)pick.row * a.hidden, a.z_s + (size_t)pick.row * groups, groups);
+    experts_tile<2>(sh, ring, tiles, a.z_q + (size_t)pick.row * a.hidden, a.z_s + (size_t)pick.row * groups, groups);
     if (gpu_wave() != 0) return; // the whole wave
     float x = k_situ(experts_sum(sh, 0), experts_sum(sh, 1), a.beta, a.linear_beta);
     size_t at = (size_t)pick.pair * (a.inner / K_MX_GROUP) + tile;
@@ -154,16 +164,17 @@ GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_experts_inner(experts_s
 // Grid: picks, tiles of 32 result rows.
 GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_experts_outer(experts_single_args s) {
     GPU_SHARED(experts_shared, sh);
-    gpu_release_next();
     const experts_args &a = s.a;
     const expert_pick pick = s.pick[gpu_bx()];
     const uint32_t groups = a.inner / K_MX_GROUP, tile = gpu_by();
     const uint8_t *const tiles[1] = {pick.slot + 2 * mx_matrix_bytes(a.hidden, a.inner) +
                                      (size_t)tile * mx_tile_bytes(groups)};
-    experts_prefetch<1>(tiles, groups);
+    experts_ring<1> ring = {};
+    experts_fill<1>(ring, tiles, groups);
     gpu_wait_previous();
-    experts_tile<1>(sh, tiles, a.act_q + (size_t)pick.pair * a.inner, a.act_s + (size_t)pick.pair * groups, groups);
-    if (gpu_wave() == 0) a.y[(size_t)pick.pair * a.hidden + tile * K_TILE + gpu_lane()] = experts_sum(sh, 0);
+    const size_t pair = pick.pair;
+    experts_tile<1>(sh, ring, tiles, a.act_q + pair * a.inner, a.act_s + pair * groups, groups);
+    if (gpu_wave() == 0) a.y[pair * a.hidden + tile * K_TILE + gpu_lane()] = experts_sum(sh, 0);
 }
 
 // ---------------------------------------------------------------- products, reference: a wave a weight row, dot32

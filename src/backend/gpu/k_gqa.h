@@ -580,7 +580,6 @@ GPU_DEV void gqa_block_store(const gqa_tuned_shared<SETS> &sh, const gqa_args &a
 // Waves 2 i and 2 i + 1 sum for SETS queries, all of one row.
 template <int SETS> GPU_KERNEL GQA_BOUNDS k_gqa_attend_tuned(gqa_args a, gqa_chunk k) {
     GPU_SHARED(gqa_tuned_shared<SETS>, sh);
-    gpu_release_next();
     const gqa_item item = gqa_item_here(a, k);
     const gqa_slots slots = gqa_slots_here<SETS>(a, k, item.rows);
     const gqa_span all = {gqa_span_of(a, k, item.row).begin, gqa_span_of(a, k, item.row + item.rows - 1).end};

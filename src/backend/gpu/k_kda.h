@@ -10,7 +10,8 @@
 #pragma once
 #include "backend/gpu/k_common.h"
 
-// Registers on AMD, where kda_windows has not enough of them; NVIDIA has more to spare, since no SM gets a second head.
+// Registers on AMD, where kda_windows, early states and decay inputs have not enough of them; NVIDIA has more to spare,
+// since no SM gets a second head.
 #if GPU_HIP
 #define KDA_REGISTERS __attribute__((amdgpu_num_vgpr(120)))
 #define KDA_WINDOWS   0
@@ -44,6 +45,11 @@ typedef struct kda_args {
     const float *conv[KDA_STREAMS], *a_log, *dt_bias, *o_norm;
     const float *in[KDA_STREAMS]; // q, k, v: [n][heads * dim]
     const float *e, *b, *g, *state_in;
+    // Not NULL (n == 1, tuned form, KDA_WINDOWS): e is made here, a product of decay_x [KDA_DIM], and left in made_e.
+    const int8_t *decay_w; // Q8 [heads * KDA_DIM][KDA_DIM]
+    const float *decay_scales, *decay_x;
+    float *made_e;
+    uint32_t early; // the kernel before this one does not write state_in
     float *state_out;
     const void *history_in;
     void *history_out;
@@ -59,6 +65,7 @@ typedef struct kda_chunk {
     float *v, *o;         // [KDA_CHUNK][dim]
     float *gate;          // [KDA_CHUNK][dim], tuned form
     float *beta;          // [KDA_CHUNK]
+    const float *e;       // [dim]: decay inputs that were made here; NULL: they are in memory
     uint32_t row;
 } kda_chunk;
 
@@ -100,8 +107,9 @@ GPU_DEV void kda_store_history(const kda_args &a, uint32_t head) {
     }
 }
 
-GPU_DEV float kda_decay(const kda_args &a, float decay, size_t from, size_t channel) {
-    return k_exp(a.gate_bound * k_sigmoid(decay * (a.e[from] + a.dt_bias[channel])));
+GPU_DEV float kda_decay(const kda_args &a, const kda_chunk &c, float decay, size_t from, size_t channel) {
+    const float e = c.e ? c.e[channel % a.dim] : a.e[from];
+    return k_exp(a.gate_bound * k_sigmoid(decay * (e + a.dt_bias[channel])));
 }
 
 // The four taps of a channel and what they meet at token t.
@@ -159,7 +167,7 @@ GPU_DEV void kda_windows(const kda_args &a, const kda_chunk &c, uint32_t head, u
         if (second) {
             const float gate = a.g[from];
             c.v[t * KDA_DIM + d] = kda_convolve_tuned(a, 2, t0 + t, channel);
-            c.alpha[at] = kda_decay(a, decay, from, channel);
+            c.alpha[at] = kda_decay(a, c, decay, from, channel);
             c.gate[t * KDA_DIM + d] = k_sigmoid(gate);
         } else {
             c.q[at] = kda_convolve_tuned(a, 0, t0 + t, channel);
@@ -184,7 +192,7 @@ GPU_DEV void kda_prepare(const kda_args &a, const kda_chunk &c, uint32_t head, u
                 float y = kda_convolve(a, stream, t0 + t, channel);
                 (stream == 0 ? c.q : stream == 1 ? c.k : c.v)[stream == 2 ? t * dim + d : at] = y;
             }
-            c.alpha[at] = kda_decay(a, decay, from, channel);
+            c.alpha[at] = kda_decay(a, c, decay, from, channel);
         }
     }
     if (gpu_tid() < count) c.beta[gpu_tid()] = k_sigmoid(a.b[(size_t)(t0 + gpu_tid()) * a.heads + head]);
@@ -251,10 +259,59 @@ GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, ui
 }
 
 // ---------------------------------------------------------------- tuned form
+// The product that makes the decay inputs of a head, dot32 over KDA_DIM columns: four threads have a row, each of them
+// eight of the 32 partial sums.
+enum { KDA_DECAY_ROWS = KDA_THREADS / 4, KDA_DECAY_ROUNDS = KDA_DIM / KDA_DECAY_ROWS, KDA_DECAY_TERMS = KDA_DIM / 32 };
+struct kda_decay_weights {
+    gpu_u2 w[KDA_DECAY_ROUNDS][KDA_DECAY_TERMS];
+    float scale[KDA_DECAY_ROUNDS];
+};
+GPU_DEV void kda_decay_load(kda_decay_weights &d, const kda_args &a, uint32_t head) {
+    const uint32_t row = head * KDA_DIM + gpu_tid() / 4;
+    const int8_t *from = a.decay_w + (size_t)row * KDA_DIM + gpu_tid() % 4 * 8;
+    GPU_UNROLL
+    for (uint32_t i = 0; i < KDA_DECAY_ROUNDS; i++) {
+        d.scale[i] = a.decay_scales[row + i * KDA_DECAY_ROWS]; // a row is one group
+        GPU_UNROLL
+        for (uint32_t t = 0; t < KDA_DECAY_TERMS; t++)
+            d.w[i][t] = gpu_load_u2(from + i * KDA_DECAY_ROWS * KDA_DIM + t * 32);
+    }
+}
+GPU_DEV void kda_decay_input(float *e, const kda_decay_weights &d, const kda_args &a, uint32_t head) {
+    float s[KDA_DECAY_ROUNDS][8] = {};
+    GPU_UNROLL
+    for (uint32_t t = 0; t < KDA_DECAY_TERMS; t++) {
+        const float *x = a.decay_x + t * 32 + gpu_tid() % 4 * 8;
+        const gpu_f4 low = gpu_load_f4(x), high = gpu_load_f4(x + 4);
+        GPU_UNROLL
+        for (uint32_t i = 0; i < KDA_DECAY_ROUNDS; i++) {
+            GPU_UNROLL
+            for (int c = 0; c < 8; c++) {
+                const float w = (float)(int8_t)(d.w[i][t].v[c / 4] >> c % 4 * 8) * d.scale[i];
+                s[i][c] = gpu_fma(c < 4 ? low.v[c % 4] : high.v[c % 4], w, s[i][c]);
+            }
+        }
+    }
+    GPU_UNROLL
+    for (uint32_t i = 0; i < KDA_DECAY_ROUNDS; i++) { // the butterfly: 16 and 8 are other threads', the rest is ours
+        GPU_UNROLL
+        for (int c = 0; c < 8; c++) s[i][c] = s[i][c] + gpu_shfl_xor(s[i][c], 2);
+        GPU_UNROLL
+        for (int c = 0; c < 8; c++) s[i][c] = s[i][c] + gpu_shfl_xor(s[i][c], 1);
+        const float even = (s[i][0] + s[i][4]) + (s[i][2] + s[i][6]), odd = (s[i][1] + s[i][5]) + (s[i][3] + s[i][7]);
+        const uint32_t row = i * KDA_DECAY_ROWS + gpu_tid() / 4;
+        if (gpu_tid() % 4 == 0) {
+            e[row] = even + odd;
+            a.made_e[(size_t)head * KDA_DIM + row] = even + odd;
+        }
+    }
+    gpu_sync();
+}
+
 struct kda_tuned_shared {
     alignas(16) float q[KDA_CHUNK][4 * KDA_PLANE], k[KDA_CHUNK][4 * KDA_PLANE], alpha[KDA_CHUNK][4 * KDA_PLANE];
     alignas(16) float v[KDA_CHUNK][KDA_DIM], o[KDA_CHUNK][KDA_DIM], gate[KDA_CHUNK][KDA_DIM];
-    float beta[KDA_CHUNK];
+    float beta[KDA_CHUNK], e[KDA_DIM];
 };
 static_assert(sizeof(kda_tuned_shared) <= 48 << 10, "shared memory");
 
@@ -264,8 +321,10 @@ GPU_DEV float kda_sum4(float p) {
     return p + gpu_shfl_xor(p, 1);
 }
 
+typedef float kda_columns[KDA_DIM / 4][KDA_COLUMNS]; // of the state, this thread's
+
 // One token: decay, prediction, update and read-out of this thread's columns.
-GPU_DEV void kda_step(float (&s)[KDA_DIM / 4][KDA_COLUMNS], float *o, const float *q, const float *k,
+GPU_DEV void kda_step(kda_columns &s, float *o, const float *q, const float *k,
                       const float *alpha, const float *v, float beta) {
     float p[KDA_COLUMNS] = {}, delta[KDA_COLUMNS], out[KDA_COLUMNS] = {};
     GPU_UNROLL
@@ -300,16 +359,30 @@ GPU_DEV void kda_step(float (&s)[KDA_DIM / 4][KDA_COLUMNS], float *o, const floa
         for (int c = 0; c < KDA_COLUMNS; c++) o[c] = out[c];
 }
 
-GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 1) KDA_REGISTERS k_kda_tuned(kda_args a) {
-    gpu_begin();
-    GPU_SHARED(kda_tuned_shared, sh);
-    kda_chunk c = {sh.q[0], sh.k[0], sh.alpha[0], sh.v[0], sh.o[0], sh.gate[0], sh.beta, 4 * KDA_PLANE};
-    uint32_t head = gpu_bx(), r = gpu_tid() % 4, column = gpu_tid() / 4 * KDA_COLUMNS;
-    size_t state = ((size_t)head * KDA_DIM + r) * KDA_DIM + column; // of key r
-    float s[KDA_DIM / 4][KDA_COLUMNS];
+GPU_DEV void kda_state_load(kda_columns &s, const float *from) {
     GPU_UNROLL
     for (int j = 0; j < KDA_DIM / 4; j++)
-        for (int i = 0; i < KDA_COLUMNS; i++) s[j][i] = a.state_in[state + (size_t)j * 4 * KDA_DIM + (size_t)i];
+        for (int i = 0; i < KDA_COLUMNS; i++) s[j][i] = from[(size_t)j * 4 * KDA_DIM + (size_t)i];
+}
+
+GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 1) KDA_REGISTERS k_kda_tuned(kda_args a) {
+    GPU_SHARED(kda_tuned_shared, sh);
+    const bool early = KDA_WINDOWS && a.early, makes = KDA_WINDOWS && a.decay_w;
+    kda_chunk c = {sh.q[0], sh.k[0], sh.alpha[0],  sh.v[0], sh.o[0], sh.gate[0],
+                   sh.beta, makes ? sh.e : nullptr, 4 * KDA_PLANE};
+    uint32_t head = gpu_bx(), r = gpu_tid() % 4, column = gpu_tid() / 4 * KDA_COLUMNS;
+    size_t state = ((size_t)head * KDA_DIM + r) * KDA_DIM + column; // of key r
+    kda_columns s;
+    if (early) kda_state_load(s, a.state_in + state);
+    if (makes) {
+        kda_decay_weights decay;
+        kda_decay_load(decay, a, head);
+        gpu_wait_previous();
+        kda_decay_input(sh.e, decay, a, head);
+    } else {
+        gpu_wait_previous();
+    }
+    if (!early) kda_state_load(s, a.state_in + state);
     for (uint32_t t0 = 0; t0 < a.n; t0 += KDA_CHUNK) {
         uint32_t count = a.n - t0 < KDA_CHUNK ? a.n - t0 : (uint32_t)KDA_CHUNK;
         kda_prepare<true>(a, c, head, t0, count);
@@ -370,7 +443,8 @@ GPU_KERNEL GPU_BOUNDS(KDA_GENERIC_THREADS, 2) k_kda_generic(kda_args a, uint32_t
     gpu_begin();
     GPU_SHARED(kda_generic_shared, sh);
     uint32_t dim = a.dim, head = gpu_bx(), area = chunk * dim;
-    kda_chunk c = {sh.x, sh.x + area, sh.x + 2 * area, sh.x + 3 * area, sh.x + 4 * area, nullptr, sh.beta, dim};
+    kda_chunk c = {sh.x,    sh.x + area, sh.x + 2 * area, sh.x + 3 * area, sh.x + 4 * area, nullptr,
+                   sh.beta, nullptr,     dim};
     size_t state = (size_t)head * dim * dim;
     for (uint32_t t0 = 0; t0 < a.n; t0 += chunk) {
         uint32_t count = a.n - t0 < chunk ? a.n - t0 : chunk;

@@ -209,7 +209,6 @@ GPU_DEV void mla_absorb_fetch(gpu_u4 (&w)[MLA_ABSORB_EACH], const gpu_bf16 *weig
 
 GPU_KERNEL MLA_BOUNDS k_mla_absorb_few(mla_args a, mla_chunk k) {
     GPU_SHARED(mla_absorb_few_shared, sh);
-    gpu_release_next();
     const uint32_t head = gpu_bx(), row = gpu_by(), wave = mla_uniform(gpu_wave()), lane = gpu_lane();
     if (head == a.heads) { // the cache row
         gpu_wait_previous();
@@ -812,7 +811,6 @@ struct mla_finish_shared {
 GPU_KERNEL MLA_BOUNDS k_mla_finish(mla_args a, mla_chunk k) {
     enum { BLOCKS = MLA_RANK / K_BF16_BLOCK };
     GPU_SHARED(mla_finish_shared, sh);
-    gpu_release_next();
     const uint32_t head = gpu_bx() % a.heads, row = gpu_by(), lane = gpu_lane();
     const uint32_t j0 = gpu_bx() / a.heads * MLA_FINISH_ROWS + mla_uniform(gpu_wave()) * MLA_FINISH_EACH;
     const gpu_bf16 *weight = a.kv_b + ((size_t)head * (a.nope + a.value) + a.nope) * MLA_RANK + lane * 8;
