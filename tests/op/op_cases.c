@@ -331,13 +331,15 @@ static void mlp_naive(const op_case *c, double *out) {
     free(inner);
 }
 
-/* ------------------------------------------------------------------ kda_range: d = {heads, dim, taps}
- * Results: out, state, history. */
+/* ------------------------------------------------------------------ kda_range: d = {heads, dim, taps}, flag: a product
+ * with an exact input makes the decay inputs, which a device may put together.  Results: out, state, history, and what
+ * the product made. */
 
 static size_t kda_state(const op_case *c) { return (size_t)c->d[0] * c->d[1] * c->d[1]; }
 static size_t kda_inner(const op_case *c) { return (size_t)c->d[0] * c->d[1]; }
 static size_t kda_past(const op_case *c) { return 3 * (size_t)(c->d[2] - 1) * kda_inner(c); }
-static size_t kda_count(const op_case *c) { return c->n * kda_inner(c) + kda_state(c) + kda_past(c); }
+static size_t kda_made(const op_case *c) { return c->flag ? c->n * kda_inner(c) : 0; }
+static size_t kda_count(const op_case *c) { return c->n * kda_inner(c) + kda_state(c) + kda_past(c) + kda_made(c); }
 
 /* Waits: what a device has not yet computed must not be read. */
 static void copy_state(ms_backend *be, float *out, const void *stored, size_t count, ms_precision p) {
@@ -363,14 +365,18 @@ static void kda_run(ms_backend *be, const op_case *c, bool singles, float *out) 
     for (uint32_t i = 0; i < 5; i++) in[i] = values(n * inner, 10 + i, c->values);
     float *state[2] = {values(kda_state(c), 16, VALUES_NORMAL), values(kda_state(c), 17, VALUES_LARGE)};
     void *past[2] = {stored_values(kda_past(c), 18, be->precision), stored_values(kda_past(c), 19, be->precision)};
-    ms_weight w[6];
+    float *x = values(n * c->d[1], 26, c->values);
+    ms_weight w[6], decay;
     for (uint32_t i = 0; i < 3; i++) make_weight(be, &w[i], MS_FORMAT_F32, (uint32_t)inner, c->d[2], 20 + i);
     make_weight(be, &w[3], MS_FORMAT_F32, 1, c->d[0] + 2, 23);
     make_weight(be, &w[4], MS_FORMAT_F32, 1, (uint32_t)inner, 24);
     make_weight(be, &w[5], MS_FORMAT_F32, 1, c->d[1], 25);
     ms_kda kda = {c->d[0], c->d[1], c->d[2], -5.0f, eps, {&w[0], &w[1], &w[2]}, &w[3], &w[4], &w[5]};
+    if (c->flag) make_weight(be, &decay, c->format, (uint32_t)inner, c->d[1], 27);
     uint32_t calls = singles ? c->n : 1;
     for (size_t i = 0; i < calls; i++) {
+        ms_product p = {&decay, in[3] + i * inner, inner, true};
+        if (c->flag) be->project(be, x + i * c->d[1], singles ? 1 : c->n, &p, 1);
         ms_kda_io io = {in[0] + i * inner, in[1] + i * inner, in[2] + i * inner, in[3] + i * inner,
                         b + i * heads,     in[4] + i * inner, state[i % 2],      state[1 - i % 2],
                         past[i % 2],       past[1 - i % 2],   out + i * inner};
@@ -378,6 +384,11 @@ static void kda_run(ms_backend *be, const op_case *c, bool singles, float *out) 
     }
     copy_state(be, out + n * inner, state[calls % 2], kda_state(c), MS_PRECISION_REFERENCE);
     copy_state(be, out + n * inner + kda_state(c), past[calls % 2], kda_past(c), be->precision);
+    if (c->flag) {
+        copy_state(be, out + kda_count(c) - kda_made(c), in[3], kda_made(c), MS_PRECISION_REFERENCE);
+        be->weight_destroy(be, &decay);
+    }
+    free(x);
     for (int i = 0; i < 6; i++) be->weight_destroy(be, &w[i]);
     for (int i = 0; i < 5; i++) free(in[i]);
     for (int i = 0; i < 2; i++) {
@@ -422,6 +433,17 @@ static void kda_naive(const op_case *c, double *out) {
     w[3] = naive_weight(1, c->d[0] + 2, 23);
     w[4] = naive_weight(1, (uint32_t)inner, 24);
     w[5] = naive_weight(1, c->d[1], 25);
+    if (c->flag) {
+        float *x = values(n * dim, 26, c->values);
+        double *decay = naive_weight((uint32_t)inner, c->d[1], 27), *made = out + kda_count(c) - kda_made(c);
+        for (size_t i = 0; i < n * inner; i++) {
+            made[i] = 0;
+            for (size_t d = 0; d < dim; d++) made[i] += decay[i % inner * dim + d] * (double)x[i / inner * dim + d];
+            in[3][i] = (float)made[i];
+        }
+        free(x);
+        free(decay);
+    }
     for (size_t i = 0; i < kda_state(c); i++) s_out[i] = (double)state[i];
     for (size_t t = 0; t < n; t++) {
         for (size_t h = 0; h < heads; h++) {
@@ -829,6 +851,8 @@ static void add_naive(const op_case *c, double *out) {
     { "mlp", mlp_run, mlp_naive, mlp_count, n, {cols, width, rows}, fmt, mixed, 0.05, kind }
 #define KDA(n, heads, dim, taps, kind)                                                                                 \
     { "kda_range", kda_run, kda_naive, kda_count, n, {heads, dim, taps}, MS_FORMAT_F32, false, 0.01, kind }
+#define DECAY(n, heads, dim, taps, fmt, kind)                                                                          \
+    { "kda_range", kda_run, kda_naive, kda_count, n, {heads, dim, taps}, fmt, true, 0.03, kind }
 #define MLA(n, heads, nope, extra, value, rank, position, fmt, kind)                                                   \
     {                                                                                                                  \
         "mla_range", mla_run, mla_naive, mla_count, n, {heads, nope, extra, value, rank, position}, fmt, false, 0.02,  \
@@ -915,6 +939,11 @@ const op_case op_cases[] = {
     KDA(2, 2, 20, 4, VALUES_ZERO),
     KDA(2, 2, 20, 4, VALUES_LARGE),
     KDA(2, 2, 20, 4, VALUES_TINY),
+    DECAY(3, 2, 128, 4, MS_FORMAT_Q8, VALUES_NORMAL),
+    DECAY(2, 3, 128, 4, MS_FORMAT_Q8, VALUES_MIXED),
+    DECAY(2, 2, 128, 4, MS_FORMAT_BF16, VALUES_NORMAL),
+    DECAY(3, 2, 128, 3, MS_FORMAT_Q8, VALUES_NORMAL),
+    DECAY(2, 2, 64, 4, MS_FORMAT_Q8, VALUES_NORMAL),
     MLA(1, 2, 16, 8, 16, 32, 0, MS_FORMAT_BF16, VALUES_NORMAL),
     MLA(3, 4, 32, 32, 32, 64, 5, MS_FORMAT_F32, VALUES_NORMAL),
     MLA(5, 3, 13, 5, 17, 37, 254, MS_FORMAT_BF16, VALUES_NORMAL),

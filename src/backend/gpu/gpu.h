@@ -298,13 +298,14 @@ GPU_DEV gpu_f4 gpu_load_f4(const void *p) { return *(const gpu_f4 *)p; }
 #endif
 
 // gpu_wait_previous: after it, everything that earlier kernels of the stream wrote is visible, and the next kernel's
-// blocks may start where there is room.  Every thread of a GPU_LAUNCH_EARLY kernel calls it before it returns.  What runs
-// before it runs beside the kernel before this one and no other, since that one has waited too: it may read all that
-// the kernel before this one does not write.
+// blocks may start where there is room.  Every thread of a GPU_LAUNCH_EARLY kernel calls it before it returns.  What
+// runs before it runs beside the kernel before this one and no other, since that one has waited too: it may read all
+// that the kernel before this one does not write.  Weights and slots are never written by that one: what fills them is
+// waited for by the host or by an event.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 GPU_DEV void gpu_wait_previous(void) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 #else
 GPU_DEV void gpu_wait_previous(void) {}

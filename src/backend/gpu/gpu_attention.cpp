@@ -19,7 +19,8 @@ namespace {
 // is in its way.
 void take_decay(gpu_backend *g, kda_args *a, const ms_kda_io *io) {
     gpu_decay *d = &g->decay;
-    if (!d->open || d->product.out != io->e || a->n != 1 || a->dim != KDA_DIM || a->taps != KDA_TAPS) return;
+    if (!KDA_WINDOWS || !d->open || d->product.out != io->e) return;
+    if (a->n != 1 || a->dim != KDA_DIM || a->taps != KDA_TAPS) return;
     const size_t inner = (size_t)a->heads * a->dim, bytes = inner * sizeof(float);
     if (d->product.weight->rows != inner) return;
     const struct {
@@ -30,7 +31,8 @@ void take_decay(gpu_backend *g, kda_args *a, const ms_kda_io *io) {
     for (const auto &r : read)
         if (overlap(io->e, bytes, r.p, r.bytes)) return;
     if (overlap(io->out, bytes, d->x, KDA_DIM * sizeof(float))) return;
-    a->decay_w = (const gpu_bf16 *)d->product.weight->data;
+    a->decay_w = (const int8_t *)d->product.weight->data;
+    a->decay_scales = d->product.weight->scales;
     a->decay_x = d->x;
     a->made_e = d->product.out;
     d->open = false;

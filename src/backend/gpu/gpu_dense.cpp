@@ -121,8 +121,7 @@ namespace {
 // Whether a product may be what makes the decay inputs of a kda_range; see take_decay().
 bool may_be_decay(const float *x, uint32_t n, const ms_product *p) {
     const ms_weight *w = p->weight;
-    return n == 1 && p->exact_input && w->format == MS_FORMAT_BF16 && w->rows > 1 && w->cols == DECAY_COLS &&
-           (uintptr_t)x % 16 == 0;
+    return n == 1 && p->exact_input && w->format == MS_FORMAT_Q8 && w->cols == DECAY_COLS && (uintptr_t)x % 16 == 0;
 }
 
 // After the launches of products.

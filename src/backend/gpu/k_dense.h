@@ -55,10 +55,10 @@ static void k_quantise(gpuStream_t stream, const k_quantise_args *a) {
 
 // ---------------------------------------------------------------- products
 
-// A Q8 tile is 8 rows.  Of a single input row, K_WAVES / split of them share a block, `split` waves each: enough waves
-// for the memory of the device also where a weight has few rows.
-enum { K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4, K_SPLIT_DOTS = 2048, K_SPLIT_WAVES = 1700 };
-enum { K_SPLIT_COLS = 16384 }; // widest input of which several waves share a tile; a multiple of a step
+enum { K_Q8_ROWS = 8, K_DOT_ROWS = 4, K_X_ROWS = 4 }; // a Q8 tile is 8 rows
+// Of a single input row, the tiles are dealt to K_SPLIT_BLOCKS blocks, as many as an H200 holds at a time: all of them
+// begin and end together.  Where the dots of a block are too many, a wave has a tile.
+enum { K_SPLIT_BLOCKS = 264, K_SPLIT_DOTS = 3584 };
 // Weights of at most so many rows are read by a wave a row.
 enum { K_DOT_FEW_ROWS = 4096, K_DOT_DEEP = 4 };
 
@@ -126,88 +126,130 @@ template <int NX> GPU_DEV void k_q8_tile(const k_product *p, const k_project_arg
     }
 }
 
-// Integer dots of the groups and what they are to be multiplied with, [tile of the block][group][row of the tile]; the
-// input, which all waves of a block read.
+// Integer dots of the groups and what they are to be multiplied with, [tile of the block][group][row of the tile].
 typedef struct k_split_shared {
     int32_t dot[K_SPLIT_DOTS];
     float scale[K_SPLIT_DOTS];
-    alignas(16) int8_t x[K_SPLIT_COLS];
-    float x_s[K_SPLIT_COLS / K_Q8_GROUP];
 } k_split_shared;
 
-// The weights of a step of a wave.  Two steps are under way: those of the first two before the kernel before this one
-// has ended, so that memory works on while one kernel ends and the next one begins.
-typedef struct k_split_step {
+// The weights of a step of a wave, 512 columns of a tile.  Two steps are under way, the first two of a wave before the
+// kernel before this one has ended, so that memory works on while one kernel ends and the next one begins.
+typedef struct k_q8_step {
     gpu_u4 w[K_Q8_ROWS];
     float scale;
-} k_split_step;
-#if GPU_HIP // no registers for that
-#define K_SPLIT_LOOP GPU_ROLLED
+} k_q8_step;
+#if GPU_HIP // no registers for more
+#define K_STEP_LOOP     GPU_ROLLED
+#define K_ONE_REGISTERS __attribute__((amdgpu_num_vgpr(120)))
+enum { K_SCALE_LATE = 1 };
 #else
-#define K_SPLIT_LOOP GPU_UNROLL_2
+#define K_STEP_LOOP GPU_UNROLL_2
+#define K_ONE_REGISTERS
+enum { K_SCALE_LATE = 0 };
 #endif
 
-GPU_DEV void k_split_load(k_split_step &s, uint32_t cols, const int8_t *data, const float *scales, uint32_t in_block,
-                          uint32_t g0) {
-    const uint32_t lane = gpu_lane(), g = g0 + lane / 8, col = g0 * K_Q8_GROUP + lane * 16;
+// Where a wave is: its steps are `stride` apart in the steps of its tiles, one after the other.
+typedef struct k_q8_place {
+    uint32_t tile, step;
+} k_q8_place;
+GPU_DEV void k_q8_advance(k_q8_place &at, uint32_t by, uint32_t steps) {
+    for (at.step += by; at.step >= steps; at.step -= steps) at.tile++;
+}
+
+// Rows of the tile.
+GPU_DEV uint32_t k_q8_rows(const k_product *p, uint32_t tile) {
+    const uint32_t left = p->rows - tile * K_Q8_ROWS;
+    return left < K_Q8_ROWS ? left : (uint32_t)K_Q8_ROWS;
+}
+// The scale of this lane's group and row; any one where there is none.
+GPU_DEV float k_q8_scale(const k_product *p, uint32_t cols, k_q8_place at) {
+    const uint32_t lane = gpu_lane(), groups = k_q8_groups(cols), rows = k_q8_rows(p, at.tile);
+    const uint32_t g = at.step * 4 + lane / 8, r = lane % 8;
+    const float *scales = p->scales + (size_t)at.tile * K_Q8_ROWS * groups;
+    return scales[(g < groups ? g * rows : 0) + (r < rows ? r : rows - 1)];
+}
+GPU_DEV void k_q8_load(k_q8_step &s, const k_product *p, uint32_t cols, k_q8_place at) {
+    const uint32_t rows = k_q8_rows(p, at.tile), col = at.step * 4 * K_Q8_GROUP + gpu_lane() * 16;
     const size_t stride = k_q8_stride(cols);
-    if (g < k_q8_groups(cols)) s.scale = scales[(size_t)g * in_block];
+    const int8_t *data = (const int8_t *)p->data + (size_t)at.tile * K_Q8_ROWS * stride;
+    if (!K_SCALE_LATE) s.scale = k_q8_scale(p, cols, at);
     GPU_UNROLL
-    for (uint32_t r = 0; r < K_Q8_ROWS; r++)
-        if (col < stride) s.w[r] = gpu_load_u4(data + (r < in_block ? r : in_block - 1) * stride + col);
-}
-
-// The input to shared memory; whole groups, as the quantised rows have zeros behind their end.
-GPU_DEV void k_split_input(k_split_shared &sh, const k_project_args *a) {
-    const uint32_t groups = k_q8_groups(a->cols);
-    for (uint32_t i = gpu_tid(); i < groups * (K_Q8_GROUP / 16); i += K_BLOCK)
-        *(gpu_u4 *)&sh.x[i * 16] = gpu_load_u4(a->x_q + i * 16);
-    for (uint32_t i = gpu_tid(); i < groups; i += K_BLOCK) sh.x_s[i] = a->x_s[i];
-    gpu_sync();
-}
-
-// k_q8_tile for one input row: wave `slice` of `split` makes the dots of every split-th step of 512 columns, then the
-// first of them adds up in the order of groups.
-GPU_DEV void k_q8_split(k_split_shared &sh, const k_product *p, const k_project_args *a, uint32_t tile,
-                        uint32_t in_tile, uint32_t slice) {
-    const uint32_t lane = gpu_lane(), groups = k_q8_groups(a->cols), row0 = tile * K_Q8_ROWS;
-    const bool work = row0 < p->rows;
-    const uint32_t in_block = !work ? 1 : p->rows - row0 < K_Q8_ROWS ? p->rows - row0 : (uint32_t)K_Q8_ROWS;
-    const uint32_t sub = lane % 8 < in_block ? lane % 8 : in_block - 1, base = in_tile * groups * K_Q8_ROWS;
-    const int8_t *data = (const int8_t *)p->data + row0 * k_q8_stride(a->cols);
-    const float *scales = p->scales + (size_t)row0 * groups + sub;
-    const uint32_t first = slice * 4, stride4 = a->split * 4;
-    k_split_step step = {}, next = {};
-    if (work && first < groups) k_split_load(step, a->cols, data, scales, in_block, first);
-    if (work && first + stride4 < groups) k_split_load(next, a->cols, data, scales, in_block, first + stride4);
-    gpu_wait_previous();
-    k_split_input(sh, a);
-    K_SPLIT_LOOP
-    for (uint32_t g0 = first; work && g0 < groups; g0 += stride4) {
-        const gpu_u4 q = gpu_load_u4(&sh.x[g0 * K_Q8_GROUP + lane * 16]);
-        int32_t v[K_Q8_ROWS];
-        GPU_UNROLL
-        for (int r = 0; r < K_Q8_ROWS; r++) {
-            int32_t d = gpu_dot4(step.w[r].v[0], q.v[0], 0);
-            d = gpu_dot4(step.w[r].v[1], q.v[1], d);
-            d = gpu_dot4(step.w[r].v[2], q.v[2], d);
-            v[r] = gpu_dot4(step.w[r].v[3], q.v[3], d);
-        }
-        int32_t dot = k_scatter_sum8(v);
-        const bool live = g0 + lane / 8 < groups;
-        if (live) sh.dot[base + g0 * K_Q8_ROWS + lane] = dot; // group lane / 8 of the step, row lane % 8
-        if (live) sh.scale[base + g0 * K_Q8_ROWS + lane] = step.scale * sh.x_s[g0 + lane / 8];
-        step = next;
-        if (g0 + 2 * stride4 < groups) k_split_load(next, a->cols, data, scales, in_block, g0 + 2 * stride4);
+    for (uint32_t r = 0; r < K_Q8_ROWS; r++) { // behind the end of a row something else, which meets zeros
+        const int8_t *row = data + (r < rows ? r : rows - 1) * stride;
+        s.w[r] = gpu_load_u4(row + (col < stride ? col : 0));
     }
-    gpu_sync();
-    if (slice != 0 || !work) return; // whole waves
-    float part = 0.0f;
-    for (uint32_t g = lane / 8, i = base + lane; g < groups; g += 4, i += 4 * K_Q8_ROWS)
-        part = gpu_fma((float)sh.dot[i], sh.scale[i], part);
+}
+
+// Lane l: the dot of group l / 8 of the step and row l % 8 of the tile.
+GPU_DEV int32_t k_q8_dot(const k_q8_step &s, const gpu_u4 &q) {
+    int32_t v[K_Q8_ROWS];
+    GPU_UNROLL
+    for (int r = 0; r < K_Q8_ROWS; r++) {
+        int32_t d = gpu_dot4(s.w[r].v[0], q.v[0], 0);
+        d = gpu_dot4(s.w[r].v[1], q.v[1], d);
+        d = gpu_dot4(s.w[r].v[2], q.v[2], d);
+        v[r] = gpu_dot4(s.w[r].v[3], q.v[3], d);
+    }
+    return k_scatter_sum8(v);
+}
+
+// The partial sums p[g % 4] lie eight lanes apart.
+GPU_DEV void k_q8_store(const k_product *p, uint32_t tile, float part) {
     float y = part + gpu_shfl_xor(part, 16); // p0 + p2, p1 + p3
     y = y + gpu_shfl_xor(y, 8);
-    if (lane < in_block) p->out[row0 + lane] = y;
+    const uint32_t row = tile * K_Q8_ROWS + gpu_lane();
+    if (gpu_lane() < K_Q8_ROWS && row < p->rows) p->out[row] = y;
+}
+
+// Q8 products of one input row.  SPLIT: a block has a->share tiles, whose steps go around among its waves; the dots
+// meet in shared memory and are added up in the order of groups.  Otherwise a wave has a tile.
+template <bool SPLIT>
+GPU_DEV void k_q8_one(k_split_shared &sh, const k_product *p, const k_project_args *a, uint32_t block) {
+    const uint32_t lane = gpu_lane(), wave = gpu_uniform(gpu_wave()), groups = k_q8_groups(a->cols);
+    const uint32_t steps = k_ceil_div(groups, 4), tiles = k_ceil_div(p->rows, (uint32_t)K_Q8_ROWS);
+    const uint32_t first = block * (SPLIT ? a->share : (uint32_t)K_WAVES), by = SPLIT ? K_WAVES : 1;
+    const uint32_t behind = SPLIT ? first + a->share : first + wave + 1, end = behind < tiles ? behind : tiles;
+    k_q8_place at = {SPLIT ? first : first + wave, 0};
+    if (SPLIT) k_q8_advance(at, wave, steps);
+    k_q8_place ahead = at;
+    k_q8_step step = {}, next = {};
+    if (ahead.tile < end) k_q8_load(step, p, a->cols, ahead);
+    k_q8_advance(ahead, by, steps);
+    if (ahead.tile < end) k_q8_load(next, p, a->cols, ahead);
+    k_q8_advance(ahead, by, steps);
+    gpu_wait_previous();
+    float part = 0.0f;
+    K_STEP_LOOP
+    while (at.tile < end) {
+        const uint32_t g = at.step * 4 + lane / 8, col = at.step * 4 * K_Q8_GROUP + lane * 16;
+        const bool live = g < groups;
+        gpu_u4 q = {{0, 0, 0, 0}};
+        if (live) q = gpu_load_u4(a->x_q + col); // whole groups: there are zeros behind the end
+        const int32_t dot = k_q8_dot(step, q);
+        const float scale = (K_SCALE_LATE ? k_q8_scale(p, a->cols, at) : step.scale) * a->x_s[live ? g : 0];
+        if (live && SPLIT) {
+            const uint32_t to = ((at.tile - first) * groups + g) * K_Q8_ROWS + lane % 8;
+            sh.dot[to] = dot;
+            sh.scale[to] = scale;
+        } else if (live) {
+            part = gpu_fma((float)dot, scale, part);
+        }
+        step = next;
+        if (ahead.tile < end) k_q8_load(next, p, a->cols, ahead);
+        k_q8_advance(at, by, steps);
+        k_q8_advance(ahead, by, steps);
+    }
+    if (!SPLIT) {
+        if (first + wave < tiles) k_q8_store(p, first + wave, part);
+        return;
+    }
+    gpu_sync();
+    for (uint32_t tile = first + wave; tile < end; tile += K_WAVES) {
+        float sum = 0.0f;
+        for (uint32_t g = lane / 8, i = (tile - first) * groups * K_Q8_ROWS + lane; g < groups; g += 4)
+            sum = gpu_fma((float)sh.dot[i + (g - lane / 8) * K_Q8_ROWS], sh.scale[i + (g - lane / 8) * K_Q8_ROWS], sum);
+        k_q8_store(p, tile, sum);
+    }
 }
 
 // ---------------------------------------------------------------- Q8 products of many rows: matrix instructions
@@ -636,34 +678,17 @@ typedef union k_one_shared {
 } k_one_shared;
 static_assert(sizeof(k_one_shared) <= 48 << 10, "shared memory");
 
-// Asks for the first step of a tile while the kernel before this one still runs.  More than that is slower.
-GPU_DEV void k_tile_prefetch(const k_product *p, const k_project_args *a, uint32_t row0) {
-    const size_t stride = k_q8_stride(a->cols), at = gpu_lane() % 4 * 128;
-    const uint32_t r = row0 + gpu_lane() / 4;
-    if (r < p->rows && at < stride) gpu_prefetch((const int8_t *)p->data + r * stride + at);
-}
-
-// The Q8 products of one input row.
-GPU_DEV void k_one_q8(k_split_shared &sh, const k_product *p, const k_project_args *a, uint32_t block) {
-    const uint32_t slice = gpu_uniform(gpu_wave() % a->split), of_block = gpu_uniform(gpu_wave() / a->split);
-    const uint32_t tile = block * (K_WAVES / a->split) + of_block;
-    if (a->split > 1) {
-        k_q8_split(sh, p, a, tile, of_block, slice);
-        return;
-    }
-    k_tile_prefetch(p, a, tile * K_Q8_ROWS);
-    gpu_wait_previous();
-    if (tile < k_ceil_div(p->rows, K_Q8_ROWS)) k_q8_tile<1>(p, a, tile * K_Q8_ROWS, 0);
-}
-
 // One input row.
-GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) kern_project_one(k_project_args a) {
+GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) K_ONE_REGISTERS kern_project_one(k_project_args a) {
     GPU_SHARED(k_one_shared, sh);
     uint32_t block;
     const k_product p = k_project_find(&a, &block);
     const uint32_t tile = gpu_uniform(block * K_WAVES + gpu_wave());
     if (p.mode == K_MODE_Q8) {
-        k_one_q8(sh.split, &p, &a, block);
+        if (a.share)
+            k_q8_one<true>(sh.split, &p, &a, block);
+        else
+            k_q8_one<false>(sh.split, &p, &a, block);
         return;
     }
     if (k_few_rows(&p) && a.cols <= K_FEW_COLS && a.cols % 8 == 0 && (uintptr_t)a.x % 16 == 0) {
@@ -705,7 +730,7 @@ static bool k_project_mma(const k_project_args *a) {
 static uint32_t k_project_rows(const k_project_args *a, const k_product *p) {
     if (p->mode == K_MODE_Q8 && a->wide && a->n > 1) return WIDE_Q8_W;
     if (p->mode == K_MODE_Q8 && k_project_mma(a)) return K_MMA_W;
-    if (p->mode == K_MODE_Q8) return K_WAVES / (a->n == 1 ? a->split : 1u) * K_Q8_ROWS;
+    if (p->mode == K_MODE_Q8) return (a->n == 1 && a->share ? a->share : (uint32_t)K_WAVES) * K_Q8_ROWS;
     return a->n == 1 && p->rows <= K_DOT_FEW_ROWS ? (uint32_t)K_WAVES : K_WAVES * (uint32_t)K_DOT_ROWS;
 }
 
@@ -728,17 +753,19 @@ static uint32_t k_project_select(k_project_args *a, const k_project_args *all, i
     return blocks;
 }
 
-// How many waves share a Q8 tile: as many as fill the device, while each has a step and the dots fit.
-static uint32_t k_project_split(const k_project_args *a) {
-    uint64_t waves = 0;
+// Q8 tiles of a block that shares them among its waves.
+static uint32_t k_project_share(const k_project_args *a) {
     const uint32_t groups = k_q8_groups(a->cols);
-    uint32_t split = 1;
-    if (a->cols > K_SPLIT_COLS) return 1;
-    for (uint32_t i = 0; i < a->count; i++)
-        if (a->product[i].mode == K_MODE_Q8) waves += k_ceil_div(a->product[i].rows, K_Q8_ROWS);
-    while (split < K_WAVES && waves * split < K_SPLIT_WAVES && groups > split * 4) split *= 2;
-    while (split > 1 && split < K_WAVES && (uint64_t)K_WAVES / split * K_Q8_ROWS * groups > K_SPLIT_DOTS) split *= 2;
-    return K_WAVES / split * (uint64_t)K_Q8_ROWS * groups > K_SPLIT_DOTS ? 1 : split;
+    uint32_t tiles = 0, dots = 0;
+    for (uint32_t i = 0; i < a->count; i++) {
+        const k_product *p = &a->product[i];
+        if (p->mode == K_MODE_Q8)
+            tiles += k_ceil_div(p->rows, K_Q8_ROWS);
+        else
+            dots += k_ceil_div(p->rows, k_project_rows(a, p));
+    }
+    const uint32_t share = k_ceil_div(tiles, K_SPLIT_BLOCKS - (dots <= K_SPLIT_BLOCKS / 2 ? dots : 0));
+    return (uint64_t)share * groups * K_Q8_ROWS <= K_SPLIT_DOTS ? share : 0;
 }
 
 // One launch for a single row, where launches count; one a kind for a range.
@@ -747,7 +774,7 @@ static void k_project(gpuStream_t stream, const k_project_args *all) {
     if (!all->n) return;
     if (all->n == 1) {
         k_project_args one = *all;
-        one.split = k_project_split(all);
+        one.share = k_project_share(all);
         uint32_t blocks = k_project_select(&a, &one, K_KIND_Q8 | K_KIND_DOT);
         if (blocks) GPU_LAUNCH_EARLY(kern_project_one, blocks, K_BLOCK, stream, a);
         return;

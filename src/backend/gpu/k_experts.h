@@ -9,21 +9,14 @@
 
 enum {
     EXPERT_THREADS = 128,
-// GPU_BOUNDS of the products: 120 registers on AMD, 80 on NVIDIA.
+// GPU_BOUNDS of the products: 120 registers on AMD, 96 on NVIDIA.
 // EXPERT_DEEP: groups of a wave whose weights are under way at a time, of two matrices; of one, twice as many.
 #if GPU_HIP
     EXPERT_RESIDENT = 6,
-    EXPERT_INNER_RESIDENT = 6,
     EXPERT_DEEP = 2
 #else
-#ifndef V_IN
-#define V_IN 6
-#define V_OUT 7
-#define V_DEEP 4
-#endif
-    EXPERT_RESIDENT = V_OUT,
-    EXPERT_INNER_RESIDENT = V_IN,
-    EXPERT_DEEP = V_DEEP
+    EXPERT_RESIDENT = 5,
+    EXPERT_DEEP = 4
 #endif
 };
 
@@ -151,7 +144,7 @@ GPU_DEV float experts_sum(const experts_shared &sh, uint32_t m) {
 }
 
 // Grid: picks, tiles of 32 inner rows, each of which is one group of the down product's input.
-GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_INNER_RESIDENT) k_experts_inner(experts_single_args s) {
+GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_experts_inner(experts_single_args s) {
     GPU_SHARED(experts_shared, sh);
     const experts_args &a = s.a;
     const expert_pick pick = s.pick[gpu_bx()];
@@ -179,8 +172,9 @@ GPU_KERNEL GPU_BOUNDS(EXPERT_THREADS, EXPERT_RESIDENT) k_experts_outer(experts_s
     experts_ring<1> ring = {};
     experts_fill<1>(ring, tiles, groups);
     gpu_wait_previous();
-    experts_tile<1>(sh, ring, tiles, a.act_q + (size_t)pick.pair * a.inner, a.act_s + (size_t)pick.pair * groups, groups);
-    if (gpu_wave() == 0) a.y[(size_t)pick.pair * a.hidden + tile * K_TILE + gpu_lane()] = experts_sum(sh, 0);
+    const size_t pair = pick.pair;
+    experts_tile<1>(sh, ring, tiles, a.act_q + pair * a.inner, a.act_s + pair * groups, groups);
+    if (gpu_wave() == 0) a.y[pair * a.hidden + tile * K_TILE + gpu_lane()] = experts_sum(sh, 0);
 }
 
 // ---------------------------------------------------------------- products, reference: a wave a weight row, dot32

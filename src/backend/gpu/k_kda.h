@@ -10,7 +10,8 @@
 #pragma once
 #include "backend/gpu/k_common.h"
 
-// Registers on AMD, where kda_windows has not enough of them; NVIDIA has more to spare, since no SM gets a second head.
+// Registers on AMD, where kda_windows, early states and decay inputs have not enough of them; NVIDIA has more to spare,
+// since no SM gets a second head.
 #if GPU_HIP
 #define KDA_REGISTERS __attribute__((amdgpu_num_vgpr(120)))
 #define KDA_WINDOWS   0
@@ -44,9 +45,9 @@ typedef struct kda_args {
     const float *conv[KDA_STREAMS], *a_log, *dt_bias, *o_norm;
     const float *in[KDA_STREAMS]; // q, k, v: [n][heads * dim]
     const float *e, *b, *g, *state_in;
-    // Not NULL (n == 1, tuned form): e is made here, a product of decay_x [KDA_DIM], and left in made_e too.
-    const gpu_bf16 *decay_w; // [heads * KDA_DIM][KDA_DIM]
-    const float *decay_x;
+    // Not NULL (n == 1, tuned form, KDA_WINDOWS): e is made here, a product of decay_x [KDA_DIM], and left in made_e.
+    const int8_t *decay_w; // Q8 [heads * KDA_DIM][KDA_DIM]
+    const float *decay_scales, *decay_x;
     float *made_e;
     uint32_t early; // the kernel before this one does not write state_in
     float *state_out;
@@ -262,15 +263,18 @@ GPU_DEV void kda_finish(const kda_args &a, const kda_chunk &c, uint32_t head, ui
 // eight of the 32 partial sums.
 enum { KDA_DECAY_ROWS = KDA_THREADS / 4, KDA_DECAY_ROUNDS = KDA_DIM / KDA_DECAY_ROWS, KDA_DECAY_TERMS = KDA_DIM / 32 };
 struct kda_decay_weights {
-    gpu_u4 w[KDA_DECAY_ROUNDS][KDA_DECAY_TERMS];
+    gpu_u2 w[KDA_DECAY_ROUNDS][KDA_DECAY_TERMS];
+    float scale[KDA_DECAY_ROUNDS];
 };
 GPU_DEV void kda_decay_load(kda_decay_weights &d, const kda_args &a, uint32_t head) {
-    const gpu_bf16 *from = a.decay_w + ((size_t)head * KDA_DIM + gpu_tid() / 4) * KDA_DIM + gpu_tid() % 4 * 8;
+    const uint32_t row = head * KDA_DIM + gpu_tid() / 4;
+    const int8_t *from = a.decay_w + (size_t)row * KDA_DIM + gpu_tid() % 4 * 8;
     GPU_UNROLL
     for (uint32_t i = 0; i < KDA_DECAY_ROUNDS; i++) {
+        d.scale[i] = a.decay_scales[row + i * KDA_DECAY_ROWS]; // a row is one group
         GPU_UNROLL
         for (uint32_t t = 0; t < KDA_DECAY_TERMS; t++)
-            d.w[i][t] = gpu_load_u4(from + i * KDA_DECAY_ROWS * KDA_DIM + t * 32);
+            d.w[i][t] = gpu_load_u2(from + i * KDA_DECAY_ROWS * KDA_DIM + t * 32);
     }
 }
 GPU_DEV void kda_decay_input(float *e, const kda_decay_weights &d, const kda_args &a, uint32_t head) {
@@ -283,8 +287,7 @@ GPU_DEV void kda_decay_input(float *e, const kda_decay_weights &d, const kda_arg
         for (uint32_t i = 0; i < KDA_DECAY_ROUNDS; i++) {
             GPU_UNROLL
             for (int c = 0; c < 8; c++) {
-                const uint32_t two = d.w[i][t].v[c / 2];
-                const float w = gpu_as_f32(c % 2 ? two & 0xffff0000u : two << 16);
+                const float w = (float)(int8_t)(d.w[i][t].v[c / 4] >> c % 4 * 8) * d.scale[i];
                 s[i][c] = gpu_fma(c < 4 ? low.v[c % 4] : high.v[c % 4], w, s[i][c]);
             }
         }
@@ -364,14 +367,14 @@ GPU_DEV void kda_state_load(kda_columns &s, const float *from) {
 
 GPU_KERNEL GPU_BOUNDS(KDA_THREADS, 1) KDA_REGISTERS k_kda_tuned(kda_args a) {
     GPU_SHARED(kda_tuned_shared, sh);
-    const bool early = KDA_WINDOWS && a.early;
+    const bool early = KDA_WINDOWS && a.early, makes = KDA_WINDOWS && a.decay_w;
     kda_chunk c = {sh.q[0], sh.k[0], sh.alpha[0],  sh.v[0], sh.o[0], sh.gate[0],
-                   sh.beta, a.decay_w ? sh.e : nullptr, 4 * KDA_PLANE};
+                   sh.beta, makes ? sh.e : nullptr, 4 * KDA_PLANE};
     uint32_t head = gpu_bx(), r = gpu_tid() % 4, column = gpu_tid() / 4 * KDA_COLUMNS;
     size_t state = ((size_t)head * KDA_DIM + r) * KDA_DIM + column; // of key r
     kda_columns s;
     if (early) kda_state_load(s, a.state_in + state);
-    if (a.decay_w) {
+    if (makes) {
         kda_decay_weights decay;
         kda_decay_load(decay, a, head);
         gpu_wait_previous();
@@ -440,7 +443,8 @@ GPU_KERNEL GPU_BOUNDS(KDA_GENERIC_THREADS, 2) k_kda_generic(kda_args a, uint32_t
     gpu_begin();
     GPU_SHARED(kda_generic_shared, sh);
     uint32_t dim = a.dim, head = gpu_bx(), area = chunk * dim;
-    kda_chunk c = {sh.x, sh.x + area, sh.x + 2 * area, sh.x + 3 * area, sh.x + 4 * area, nullptr, sh.beta, nullptr, dim};
+    kda_chunk c = {sh.x,    sh.x + area, sh.x + 2 * area, sh.x + 3 * area, sh.x + 4 * area, nullptr,
+                   sh.beta, nullptr,     dim};
     size_t state = (size_t)head * dim * dim;
     for (uint32_t t0 = 0; t0 < a.n; t0 += chunk) {
         uint32_t count = a.n - t0 < chunk ? a.n - t0 : chunk;

@@ -21,6 +21,6 @@ typedef struct k_project_args {
     const int8_t *x_q; // from k_quantise; for K_MODE_Q8
     const float *x_s;
     uint32_t n, cols;
-    uint32_t split; // set by the launcher: waves of a Q8 tile, 1, 2, 4 or 8
+    uint32_t share; // set by the launcher: Q8 tiles of a block whose waves share them; 0: a wave has a tile
     bool wide;      // Q8 products of several rows on wide tiles (k_project_wide.h)
 } k_project_args;

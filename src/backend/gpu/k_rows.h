@@ -340,19 +340,22 @@ GPU_DEV float k_mix_factor(const float *scores, uint32_t sources) {
     return e / l;
 }
 
-GPU_DEV void k_mix_early(gpu_f4 (&early)[K_MIX_EARLY], const k_mix_args *a, size_t row, uint32_t col) {
+// Those of the sources from `first` on and before `end`.
+GPU_DEV void k_mix_early(gpu_f4 (&early)[K_MIX_EARLY], const k_mix_args *a, size_t row, uint32_t col, uint32_t first,
+                         uint32_t end) {
     GPU_UNROLL
     for (uint32_t s = 0; s < K_MIX_EARLY; s++)
-        if (s <= a->block_count && col < a->dim) early[s] = gpu_load_f4(k_mix_source(a, s, row) + col);
+        if (s >= first && s < end && col < a->dim) early[s] = gpu_load_f4(k_mix_source(a, s, row) + col);
 }
 
 GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_mix_rows(k_mix_args a) {
     GPU_SHARED(k_row_shared, sh);
-    gpu_begin();
     const size_t row = gpu_bx();
     const uint32_t sources = a.block_count + 1;
     gpu_f4 early[K_MIX_EARLY] = {};
-    k_mix_early(early, &a, row, gpu_tid() * 4);
+    k_mix_early(early, &a, row, gpu_tid() * 4, 0, a.block_count); // the scores' kernel does not write to blocks
+    gpu_wait_previous();
+    k_mix_early(early, &a, row, gpu_tid() * 4, a.block_count, sources);
     const float mine = k_mix_factor(a.scores + row * K_MIX_SOURCES, sources);
     GPU_ROLLED
     for (uint32_t first = 0; first < a.dim; first += K_ROW_BLOCK * 4) { // whole waves
@@ -367,7 +370,7 @@ GPU_KERNEL GPU_BOUNDS(K_ROW_BLOCK, 1) kern_mix_rows(k_mix_args a) {
                 y.v[e] = s < sources ? sum : y.v[e];
             }
         }
-        k_mix_early(early, &a, row, col + K_ROW_BLOCK * 4);
+        k_mix_early(early, &a, row, col + K_ROW_BLOCK * 4, 0, sources);
         for (uint32_t s = K_MIX_EARLY; s < sources; s++) {
             const float p = gpu_as_f32(gpu_shfl(gpu_as_u32(mine), (int)s));
             gpu_f4 v = {};
