@@ -602,6 +602,12 @@ GPU_DEV void k_few_bf16(k_few_shared &sh, const k_product *p, const k_project_ar
     if (lane == 0 && row <= last) p->out[row] = s;
 }
 
+// Later parts have no registers for this beside the rest of the kernel.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 900
+enum { K_FEW_Q8 = 0 };
+#else
+enum { K_FEW_Q8 = 1 };
+#endif
 // Scales of the row's groups lie in the lanes: two of each, for at most 64 groups.
 GPU_DEV void k_few_q8(k_few_shared &sh, const k_product *p, const k_project_args *a, uint32_t row) {
     const uint32_t last = p->rows - 1, lane = gpu_lane(), groups = k_q8_groups(a->cols), r = row < last ? row : last;
@@ -696,7 +702,7 @@ GPU_KERNEL GPU_BOUNDS(K_BLOCK, 2) K_ONE_REGISTERS kern_project_one(k_project_arg
             k_few_bf16(sh.few, &p, &a, tile);
             return;
         }
-        if (p.mode == K_MODE_Q8_EXACT) {
+        if (p.mode == K_MODE_Q8_EXACT && K_FEW_Q8) {
             k_few_q8(sh.few, &p, &a, tile);
             return;
         }
