@@ -241,7 +241,7 @@ gpu-check-emu: $(EMU_LIB) $(GPU_TESTS) $(KERNEL_TESTS)
 
 # With SAN=thread: what covers every kernel, and streams.  The race detector keeps a clock for each thread of each block at
 # work, a number for each of the others in it, and adds all of them up at every gpu_sync(): two blocks of 1,024 threads
-# show a race between blocks as well as four, in a quarter of the time, and whole models run no other kernels.
+# show a race between blocks as well as four, and whole models run no other kernels.
 RACE_TESTS := $(addprefix $(BUILD)/tests/gpu/,test_ops_gpu test_gpu_blas test_gpu_installs) $(KERNEL_TESTS)
 gpu-check-races: $(EMU_LIB) $(RACE_TESTS)
 	@GPU_EMU_WORKERS=2 $(RUN_TESTS) $(RACE_TESTS)
