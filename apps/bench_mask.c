@@ -173,7 +173,7 @@ static uint32_t spell_argument(const void *arg, ms_grammar *g, const char *key, 
 static ms_status compile(bench *b, const example *e, bool again, ms_error *err) {
     static const ms_arguments_syntax syntax = {.argument = spell_argument, .raw_strings = true, .end = "</parameter>"};
     uint32_t root;
-    bool exact, extra;
+    bool extra;
     write_schema(&b->text, e->schema);
     if (b->text.failed) return ms_fail_memory(err, "the schema", b->text.len);
     MS_TRY(ms_json_parse(&b->doc, b->text.data, b->text.len, e->name, NULL, err));
@@ -181,9 +181,9 @@ static ms_status compile(bench *b, const example *e, bool again, ms_error *err) 
     MS_TRY(ms_schema_open(&b->schema, ms_json_root(b->doc), NULL, err));
     MS_TRY(ms_grammar_create(&b->grammar, err));
     if (e->arguments) {
-        MS_TRY(ms_schema_compile_arguments(b->schema, b->grammar, &syntax, &root, &extra, &exact, NULL, err));
+        MS_TRY(ms_schema_compile_arguments(b->schema, b->grammar, &syntax, &root, &extra, NULL, err));
     } else {
-        MS_TRY(ms_schema_compile(b->schema, b->grammar, &root, &exact, NULL, err));
+        MS_TRY(ms_schema_compile(b->schema, b->grammar, &root, NULL, err));
     }
     MS_TRY(ms_grammar_finish(b->grammar, root, err));
     least(&b->compiled, now_ms() - start, again);

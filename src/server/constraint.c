@@ -132,8 +132,8 @@ static bool refuse_schema(const ms_schema_fault *f, const char *param, ms_api_er
         return ms_api_fail(e, 400, "invalid_schema", param,
                            "%s: it is not what JSON Schema asks for in the schema that param points to", keyword);
     case MS_SCHEMA_IMPOSSIBLE:
-        return ms_api_fail(e, 400, "invalid_schema", param,
-                           "no value fits the schema that param points to, so no reply could");
+        return ms_api_fail(e, 400, "unsupported_schema", param,
+                           "no value fits the schema that param points to, or none that can be written exactly");
     case MS_SCHEMA_UNKNOWN:
         return ms_api_fail(e, 400, "unsupported_schema", param,
                            "the schema that param points to has a keyword that is not known");

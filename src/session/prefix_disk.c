@@ -160,16 +160,16 @@ static ms_status remove_interrupted(const ms_prefix_disk *d, ms_error *err) {
     return status;
 }
 
-/* The manifest is written through a temporary beside it; one that a dying process left is ours to remove. */
-static void remove_old_temporaries(const ms_prefix_disk *d) {
-    int copy = openat(d->folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+/* Files are written through a temporary beside them; one that a dying process left is ours to remove. */
+static void remove_old_temporaries(const ms_prefix_disk *d, const char *folder) {
+    int copy = openat(d->folder, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = copy < 0 ? NULL : fdopendir(copy);
     if (!dir) {
         if (copy >= 0) (void)close(copy);
         return;
     }
     for (struct dirent *e; (e = readdir(dir));) {
-        if (strncmp(e->d_name, ".ms-tmp-", 8) == 0) (void)unlinkat(d->folder, e->d_name, 0);
+        if (strncmp(e->d_name, ".ms-tmp-", 8) == 0) (void)unlinkat(dirfd(dir), e->d_name, 0);
     }
     (void)closedir(dir);
 }
@@ -196,7 +196,8 @@ ms_status ms_prefix_disk_open(ms_prefix_disk **out, const char *root, bool *in_u
         ms_prefix_disk_close(d);
         return status;
     }
-    remove_old_temporaries(d);
+    remove_old_temporaries(d, ".");
+    remove_old_temporaries(d, "named"); /* states with names (named_state.h) */
     *out = d;
     return MS_OK;
 }

@@ -12,10 +12,8 @@ ms_status ms_reply_response_block(ms_grammar *g, const ms_reply_rules *rules, ui
         return MS_OK;
     }
     ms_schema *s;
-    bool exact = true;
     MS_TRY(ms_schema_open(&s, rules->schema, &report->fault, err));
-    ms_status status = ms_schema_compile(s, g, block, &exact, &report->fault, err);
-    report->exact = report->exact && exact;
+    ms_status status = ms_schema_compile(s, g, block, &report->fault, err);
     report->response = *block;
     report->has_response = status == MS_OK;
     ms_schema_close(s);
@@ -43,10 +41,9 @@ ms_status ms_reply_finish(ms_grammar *g, uint32_t root, ms_reply_report *report,
 static ms_status check_alone(const ms_schema *s, ms_grammar *for_it, ms_reply_report *report, ms_error *err) {
     ms_grammar *g;
     uint32_t block;
-    bool exact;
     MS_TRY(ms_grammar_create(&g, err));
     *ms_grammar_work(g) = *ms_grammar_work(for_it);
-    ms_status status = ms_schema_compile(s, g, &block, &exact, &report->fault, err);
+    ms_status status = ms_schema_compile(s, g, &block, &report->fault, err);
     if (status == MS_OK) status = finish(g, block, &block, &report->fault, err);
     *ms_grammar_work(for_it) = *ms_grammar_work(g);
     ms_grammar_free(g);
@@ -55,12 +52,11 @@ static ms_status check_alone(const ms_schema *s, ms_grammar *for_it, ms_reply_re
 
 static ms_status compile_tool(ms_grammar *g, const ms_schema *s, const ms_arguments_syntax *syntax, uint32_t *typed,
                               uint32_t *json, ms_reply_report *report, ms_error *err) {
-    bool extra, exact = true;
+    bool extra;
     MS_TRY(check_alone(s, g, report, err));
-    MS_TRY(ms_schema_compile_arguments(s, g, syntax, typed, &extra, &exact, &report->fault, err));
-    report->exact = report->exact && exact;
+    MS_TRY(ms_schema_compile_arguments(s, g, syntax, typed, &extra, &report->fault, err));
     *json = 0;
-    return extra ? ms_schema_compile(s, g, json, &exact, &report->fault, err) : MS_OK;
+    return extra ? ms_schema_compile(s, g, json, &report->fault, err) : MS_OK;
 }
 
 ms_status ms_reply_tool_blocks(ms_grammar *g, const ms_reply_rules *rules, size_t tool,

@@ -37,7 +37,6 @@ typedef struct ms_reply_rules {
 typedef struct ms_reply_report {
     ms_schema_fault fault; /* when a schema is refused (MS_ERR_USAGE) */
     size_t fault_tool;     /* whose; MS_REPLY_RESPONSE: the response format */
-    bool exact;            /* false: check the reply with ms_schema_validate, as a branch may overlap another */
     bool *unconstrained;   /* in, may be NULL: [tool_count]; set for tools whose schema is not compiled */
     bool has_response;     /* ms_reply_response_block made the block `response` */
     uint32_t response;

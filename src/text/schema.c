@@ -208,6 +208,14 @@ static bool all_strings(const ms_json *list) {
     return true;
 }
 
+bool ms_schema_size(const ms_json *v, uint64_t *out) {
+    double d;
+    if (ms_json_u64(v, out)) return true;
+    if (!ms_json_double(v, &d) || !(d >= 0 && d <= 0x1p53) || d > (double)(uint64_t)d) return false;
+    *out = (uint64_t)d;
+    return true;
+}
+
 /* What a keyword's value should have been; NULL: it is fine. */
 static const char *bad_value(shape kind, const ms_json *v) {
     uint64_t n;
@@ -225,7 +233,7 @@ static const char *bad_value(shape kind, const ms_json *v) {
     case SHAPE_LIST: return v->type != MS_JSON_ARRAY || !v->count ? "a list of schemas, not empty" : NULL;
     case SHAPE_MAP:
     case SHAPE_PATTERNS: return v->type != MS_JSON_OBJECT ? "an object of schemas" : NULL;
-    case SHAPE_COUNT: return !ms_json_u64(v, &n) ? "an integer, 0 or more" : NULL;
+    case SHAPE_COUNT: return !ms_schema_size(v, &n) ? "an integer, 0 or more" : NULL;
     case SHAPE_NUMBER: return v->type != MS_JSON_NUMBER ? "a number" : NULL;
     case SHAPE_POSITIVE: return !ms_json_double(v, &d) || !(d > 0) ? "a number above 0" : NULL;
     case SHAPE_TEXT:

@@ -28,7 +28,8 @@ typedef enum ms_schema_fault_kind {
     MS_SCHEMA_UNSUPPORTED, /* it cannot be kept exactly, or is beyond a limit */
     MS_SCHEMA_UNKNOWN,     /* a keyword that is not known */
     MS_SCHEMA_MALFORMED,   /* no schema: a keyword has a value that it must not have, a reference leads nowhere */
-    MS_SCHEMA_IMPOSSIBLE   /* no value fits; set by who finishes a grammar (grammar_reply.h) */
+    MS_SCHEMA_IMPOSSIBLE   /* no text: no value fits, or none that the grammar's bounds allow; set by who finishes a
+                              grammar (grammar_reply.h) */
 } ms_schema_fault_kind;
 
 /* Where a schema is refused. */
@@ -45,9 +46,8 @@ void ms_schema_close(ms_schema *s); /* NULL is fine */
 /* Whether a value fits.  Members that are repeated never do. */
 ms_status ms_schema_validate(const ms_schema *s, const ms_json *value, bool *valid, ms_error *err);
 
-/* Adds the blocks for the schema.  *exact is false when some text of the grammar may still be refused by
- * ms_schema_validate: the branches of a oneOf overlap in a way that no grammar here can tell. */
-ms_status ms_schema_compile(const ms_schema *s, ms_grammar *g, uint32_t *block, bool *exact, ms_schema_fault *fault,
+/* Adds the blocks for the schema: no text of them is one that ms_schema_validate refuses. */
+ms_status ms_schema_compile(const ms_schema *s, ms_grammar *g, uint32_t *block, ms_schema_fault *fault,
                             ms_error *err);
 
 /* How a model family spells the members of the outermost object (tool arguments). */
@@ -66,7 +66,7 @@ typedef struct ms_arguments_syntax {
 /* The same for a schema of an object, its members spelled by the syntax, without extra members.  *extra_members tells
  * that the schema allows members beyond the declared ones, which only the plain JSON form can have. */
 ms_status ms_schema_compile_arguments(const ms_schema *s, ms_grammar *g, const ms_arguments_syntax *syntax,
-                                      uint32_t *block, bool *extra_members, bool *exact, ms_schema_fault *fault,
+                                      uint32_t *block, bool *extra_members, ms_schema_fault *fault,
                                       ms_error *err);
 
 /* Any JSON value; any JSON object. */

@@ -220,7 +220,7 @@ static uint64_t work_of(const ms_schema *s, ms_grammar *g) {
 static ms_compiler compiler(const ms_schema *s, ms_grammar *g, ms_schema_fault *fault, ms_error *err) {
     if (fault) *fault = (ms_schema_fault){0};
     uint64_t work = work_of(s, g);
-    return (ms_compiler){.s = s, .g = g, .fault = fault, .err = err, .status = MS_OK, .exact = true,
+    return (ms_compiler){.s = s, .g = g, .fault = fault, .err = err, .status = MS_OK,
                          .work = work, .had = work, .current = s->root};
 }
 
@@ -244,13 +244,13 @@ static ms_status finish(ms_compiler *c) {
     return c->status;
 }
 
-ms_status ms_schema_compile(const ms_schema *s, ms_grammar *g, uint32_t *block, bool *exact, ms_schema_fault *fault,
+ms_status ms_schema_compile(const ms_schema *s, ms_grammar *g, uint32_t *block, ms_schema_fault *fault,
                             ms_error *err) {
     uint64_t steps;
-    return ms_schema_compile_counted(s, g, block, exact, &steps, fault, err);
+    return ms_schema_compile_counted(s, g, block, &steps, fault, err);
 }
 
-ms_status ms_schema_compile_counted(const ms_schema *s, ms_grammar *g, uint32_t *block, bool *exact, uint64_t *steps,
+ms_status ms_schema_compile_counted(const ms_schema *s, ms_grammar *g, uint32_t *block, uint64_t *steps,
                                     ms_schema_fault *fault, ms_error *err) {
     ms_compiler c = compiler(s, g, fault, err);
     *steps = c.work;
@@ -259,7 +259,6 @@ ms_status ms_schema_compile_counted(const ms_schema *s, ms_grammar *g, uint32_t 
     *block = ms_compile_set(&c, &set);
     ms_set_free(&set);
     run(&c);
-    *exact = c.exact;
     *steps -= c.work;
     return finish(&c);
 }
@@ -329,7 +328,7 @@ static void arguments_alternative(ms_compiler *c, void *arg, const ms_set *a) {
 }
 
 ms_status ms_schema_compile_arguments(const ms_schema *s, ms_grammar *g, const ms_arguments_syntax *syntax,
-                                      uint32_t *block, bool *extra_members, bool *exact, ms_schema_fault *fault,
+                                      uint32_t *block, bool *extra_members, ms_schema_fault *fault,
                                       ms_error *err) {
     ms_compiler c = compiler(s, g, fault, err);
     arguments x = {.syntax = syntax};
@@ -342,7 +341,6 @@ ms_status ms_schema_compile_arguments(const ms_schema *s, ms_grammar *g, const m
     run(&c);
     *block = ms_grammar_choice(g, x.choices.of[MS_JSON_OBJECT].items, x.choices.of[MS_JSON_OBJECT].count);
     *extra_members = x.extra;
-    *exact = c.exact;
     ms_shapes_free(&x.choices);
     return finish(&c);
 }

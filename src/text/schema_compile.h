@@ -31,7 +31,6 @@ typedef struct ms_compiler {
     ms_schema_fault *fault;
     ms_error *err;
     ms_status status;
-    bool exact;
     uint64_t work, had; /* steps left, and at first */
     ms_known_set *sets;
     size_t set_count, set_cap, next_set;

@@ -117,7 +117,7 @@ static void not_type(ms_compiler *c, const ms_json *k, options *o) {
 
 static void not_count(ms_compiler *c, const char *type, const char *other, const ms_json *k, bool lower, options *o) {
     uint64_t n = 0;
-    (void)ms_json_u64(k, &n);
+    (void)ms_schema_size(k, &n);
     if (lower && n == 0) return;
     if (n < UINT64_MAX) option(o, typed(c, type, other, make_count(c, lower ? n - 1 : n + 1)));
 }
@@ -428,8 +428,12 @@ static void try_one(expansion *x, size_t at, const ms_json *list, unsigned negat
         for (const ms_json *b = told ? NULL : list->child; b; b = b->next) {
             if (b == a || apart(c, a, b, 3)) continue;
             const ms_json *plain = ms_compile_follow(c, b);
-            if (negations >= MAX_NEGATIONS || !can_negate(c, plain, 8)) c->exact = false; /* left to the validator */
-            else push(x, TASK_NOT, plain, negations);
+            if (negations >= MAX_NEGATIONS || !can_negate(c, plain, 8)) {
+                ms_compile_fail(c, c->current, "oneOf",
+                                "expected branches of which one alone fits, or that can be told apart");
+                return;
+            }
+            push(x, TASK_NOT, plain, negations);
         }
         run(x, at + 1);
         x->count = count;

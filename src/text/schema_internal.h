@@ -44,12 +44,14 @@ bool ms_schema_is_annotation(const ms_json *member);
 /* Fills the fault for a schema and keyword and the error; returns MS_ERR_USAGE. */
 ms_status ms_schema_refuse(const ms_schema *s, const ms_json *at, const char *keyword, ms_schema_fault *fault,
                            ms_error *err, const char *fmt, ...) MS_PRINTF(6, 7);
+/* A keyword's value that must be an integer, 0 or more: also one written 2.0 or 2e1, up to 2^53. */
+bool ms_schema_size(const ms_json *v, uint64_t *out);
 /* A value checked against one schema of the document, or one made by the compiler; *work (may be NULL) is lowered by the
  * steps taken, and more than that many are refused. */
 ms_status ms_schema_check(const ms_schema *s, const ms_json *schema, const ms_json *value, uint64_t *work, bool *valid,
                           ms_error *err);
 /* As ms_schema_compile; *steps: the work that it took, at most a million and four a byte. */
-ms_status ms_schema_compile_counted(const ms_schema *s, ms_grammar *g, uint32_t *block, bool *exact, uint64_t *steps,
+ms_status ms_schema_compile_counted(const ms_schema *s, ms_grammar *g, uint32_t *block, uint64_t *steps,
                                     ms_schema_fault *fault, ms_error *err);
 /* Whether two values are the same; numbers by value. */
 bool ms_schema_equal(const ms_json *a, const ms_json *b);

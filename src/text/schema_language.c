@@ -625,8 +625,8 @@ static void count_bounds(const ms_set *alternative, uint32_t *min, uint32_t *max
         uint64_t n;
         const ms_json *lo = ms_json_get(alternative->items[i], "minLength");
         const ms_json *hi = ms_json_get(alternative->items[i], "maxLength");
-        if (lo && ms_json_u64(lo, &n) && n > *min) *min = n < MS_BOUND_NONE ? (uint32_t)n : MS_BOUND_NONE;
-        if (hi && ms_json_u64(hi, &n) && n < *max) *max = (uint32_t)n;
+        if (lo && ms_schema_size(lo, &n) && n > *min) *min = n < MS_BOUND_NONE ? (uint32_t)n : MS_BOUND_NONE;
+        if (hi && ms_schema_size(hi, &n) && n < *max) *max = (uint32_t)n;
     }
 }
 

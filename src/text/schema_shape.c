@@ -84,7 +84,7 @@ static uint32_t count_of(const ms_set *a, const char *keyword, bool lower) {
     for (size_t i = 0; i < a->count; i++) {
         uint64_t n;
         const ms_json *k = ms_json_get(a->items[i], keyword);
-        if (k && ms_json_u64(k, &n) && (lower ? n > best : n < best)) best = n;
+        if (k && ms_schema_size(k, &n) && (lower ? n > best : n < best)) best = n;
     }
     return lower && best > MS_BOUND_NONE ? MS_BOUND_NONE : (uint32_t)best;
 }
@@ -300,6 +300,9 @@ static uint32_t unique_block(ms_compiler *c, const ms_set *a, uint32_t max) {
     return ms_grammar_choice(c->g, all, n);
 }
 
+/* Most items that `contains` may ask for: the shortest reply is gone through item by item, up to 4 ms each. */
+enum { MAX_CONTAINED = 256 };
+
 static void contains_blocks(ms_compiler *c, const ms_set *a, ms_array_rule *rule) {
     const ms_json *owner = NULL, *contains = NULL;
     for (size_t i = 0; i < a->count; i++) {
@@ -312,14 +315,18 @@ static void contains_blocks(ms_compiler *c, const ms_set *a, ms_array_rule *rule
     if (!contains) return;
     uint64_t min = 1, max = MS_UNLIMITED;
     const ms_json *k = ms_json_get(owner, "minContains");
-    if (k) (void)ms_json_u64(k, &min);
-    if ((k = ms_json_get(owner, "maxContains"))) (void)ms_json_u64(k, &max);
+    if (k) (void)ms_schema_size(k, &min);
+    if ((k = ms_json_get(owner, "maxContains"))) (void)ms_schema_size(k, &max);
     if (min == 0 && max >= MS_UNLIMITED) return;
+    if (min > MAX_CONTAINED) {
+        ms_compile_fail(c, owner, "minContains", "expected at most 256");
+        return;
+    }
     if (rule->prefix_count || rule->unique) {
         ms_compile_fail(c, owner, "contains", "expected neither prefixItems nor uniqueItems beside it");
         return;
     }
-    rule->min_contained = min < MS_BOUND_NONE ? (uint32_t)min : MS_BOUND_NONE;
+    rule->min_contained = (uint32_t)min;
     rule->max_contained = max < MS_UNLIMITED ? (uint32_t)max : MS_UNLIMITED;
     rule->contained = item_block(c, a, NULL, contains);
     if (!rule->contained) rule->contained = ms_grammar_choice(c->g, NULL, 0); /* nothing is of that kind, and it matters */

@@ -400,8 +400,8 @@ static bool matches(check *c, const char *pattern, size_t pattern_len, const cha
 static bool count_within(const ms_json *schema, const char *min, const char *max, size_t count) {
     uint64_t n;
     const ms_json *lo = ms_json_get(schema, min), *hi = ms_json_get(schema, max);
-    if (lo && ms_json_u64(lo, &n) && count < n) return false;
-    return !(hi && ms_json_u64(hi, &n) && count > n);
+    if (lo && ms_schema_size(lo, &n) && count < n) return false;
+    return !(hi && ms_schema_size(hi, &n) && count > n);
 }
 
 static bool number_fits(const ms_json *schema, const ms_json *v) {
@@ -428,8 +428,8 @@ static bool contains_fits(check *c, const ms_json *schema, const ms_json *v) {
     const ms_json *max = ms_json_get(schema, "maxContains");
     uint64_t least = 1, most = UINT64_MAX, n = 0;
     if (!k) return true;
-    if (min) (void)ms_json_u64(min, &least);
-    if (max) (void)ms_json_u64(max, &most);
+    if (min) (void)ms_schema_size(min, &least);
+    if (max) (void)ms_schema_size(max, &most);
     for (const ms_json *x = v->child; x; x = x->next) n += fits(c, k, x);
     return n >= least && n <= most;
 }

@@ -153,7 +153,6 @@ static void walk_rules(const ms_reply_rules *rules, uint32_t times) {
     ms_error err;
     ms_status status = w.lane->reply_grammar(&g, w.tokenizer, rules, &report, &err);
     if (status != MS_OK) fail_msg("%s", err.message);
-    assert_true(report.exact);
     assert_int_equal(ms_mask_cache_create(&cache, g, w.vocabulary, &err), MS_OK);
     for (uint32_t i = 0; i < times; i++) walk(rules, g, cache, i < 4 ? i : walk_random(&w.seed) % 150);
     ms_mask_cache_destroy(cache);

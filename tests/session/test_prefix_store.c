@@ -588,6 +588,37 @@ static void a_full_disk_is_told_and_changes_nothing(void **state) {
     assert_non_null(strstr(x->last_error, "No space left"));
 }
 
+static void make_file(const fixture *x, const char *name) {
+    char path[240];
+    (void)snprintf(path, sizeof path, "%s/%s", x->root, name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    (void)close(fd);
+}
+static bool remove_file(const fixture *x, const char *name) {
+    char path[240];
+    (void)snprintf(path, sizeof path, "%s/%s", x->root, name);
+    return unlink(path) == 0;
+}
+
+static void what_a_dying_process_left_is_removed(void **state) {
+    fixture *x = *state;
+    ms_prefix_options o = defaults(x);
+    char named[200];
+    assert_int_equal(mkdir(x->root, 0700), 0);
+    (void)snprintf(named, sizeof named, "%s/named", x->root);
+    assert_int_equal(mkdir(named, 0700), 0);
+    make_file(x, ".ms-tmp-0123456789abcdef");
+    make_file(x, "named/.ms-tmp-0123456789abcdef");
+    make_file(x, "named/mine");
+    open_store(x, &o);
+    close_store(x);
+    assert_false(remove_file(x, ".ms-tmp-0123456789abcdef"));
+    assert_false(remove_file(x, "named/.ms-tmp-0123456789abcdef"));
+    assert_true(remove_file(x, "named/mine"));
+    assert_int_equal(rmdir(named), 0);
+}
+
 /* A child saves without end; whenever it dies, what is found is whole. */
 static void sudden_death_leaves_whole_states(void **state) {
     fixture *x = *state;
@@ -654,6 +685,7 @@ int main(void) {
         CASE(a_folder_that_is_not_private_is_refused),
         CASE(a_second_process_works_without_the_folder),
         CASE(a_full_disk_is_told_and_changes_nothing),
+        CASE(what_a_dying_process_left_is_removed),
         CASE(sudden_death_leaves_whole_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

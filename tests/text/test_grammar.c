@@ -64,7 +64,6 @@ typedef struct walker {
     ms_mask_cache *cache;
     uint64_t *mask;
     uint64_t seed;
-    bool exact;
     unsigned checks; /* full mask checks left */
 } walker;
 
@@ -77,7 +76,7 @@ static void check_result(walker *w, const ms_text *t, uint32_t limit) {
         fail_msg("%.*s, limit %u: %s: %.*s", (int)w->schema->raw_len, w->schema->raw, limit, err.message, (int)t->len, t->data);
     }
     assert_int_equal(ms_schema_validate(w->s, ms_json_root(doc), &valid, &err), MS_OK);
-    if (!valid && w->exact) {
+    if (!valid) {
         fail_msg("%.*s, limit %u: %.*s", (int)w->schema->raw_len, w->schema->raw, limit, (int)t->len, t->data);
     }
     ms_json_free(doc);
@@ -145,7 +144,7 @@ static void walk_schema(const ms_json *schema, uint64_t seed) {
         ms_grammar_free(g);
         return;
     }
-    if (ms_schema_compile(s, g, &root, &w.exact, NULL, &err) == MS_OK && ms_grammar_finish(g, root, &err) == MS_OK) {
+    if (ms_schema_compile(s, g, &root, NULL, &err) == MS_OK && ms_grammar_finish(g, root, &err) == MS_OK) {
         static const uint32_t slacks[] = {0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 120};
         w.s = s;
         w.g = g;
@@ -338,12 +337,12 @@ static void check_schema(const char *text, bool as_arguments) {
     ms_mask_cache *cache;
     ms_error err;
     uint32_t root;
-    bool exact, extra;
+    bool extra;
     assert_int_equal(ms_json_parse(&doc, text, strlen(text), "schema", NULL, &err), MS_OK);
     assert_int_equal(ms_schema_open(&s, ms_json_root(doc), NULL, &err), MS_OK);
     assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
-    ms_status status = as_arguments ? ms_schema_compile_arguments(s, g, &syntax, &root, &extra, &exact, NULL, &err)
-                                    : ms_schema_compile(s, g, &root, &exact, NULL, &err);
+    ms_status status = as_arguments ? ms_schema_compile_arguments(s, g, &syntax, &root, &extra, NULL, &err)
+                                    : ms_schema_compile(s, g, &root, NULL, &err);
     if (status == MS_OK) status = ms_grammar_finish(g, root, &err);
     if (status != MS_OK) fail_msg("%s: %s", text, err.message);
     assert_int_equal(ms_mask_cache_create(&cache, g, vocabulary, &err), MS_OK);
@@ -398,11 +397,10 @@ static void copies_go_their_own_way(void **state) {
     ms_matcher *a, *b;
     ms_error err;
     uint32_t root;
-    bool exact;
     assert_int_equal(ms_json_parse(&doc, schema, sizeof schema - 1, "schema", NULL, &err), MS_OK);
     assert_int_equal(ms_schema_open(&s, ms_json_root(doc), NULL, &err), MS_OK);
     assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
-    assert_int_equal(ms_schema_compile(s, g, &root, &exact, NULL, &err), MS_OK);
+    assert_int_equal(ms_schema_compile(s, g, &root, NULL, &err), MS_OK);
     assert_int_equal(ms_grammar_finish(g, root, &err), MS_OK);
     assert_int_equal(ms_matcher_create(&a, g, &err), MS_OK);
     assert_true(reads(a, "[1,2"));

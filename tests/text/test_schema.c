@@ -2,7 +2,7 @@
  *
  * A case has a schema and instances: `valid` fit both, `loose` fit the schema but have a spelling that the grammar does
  * not write (order, exponents), `invalid` fit neither.  `refuse` names the keyword that is refused; `unsatisfiable`
- * schemas have no text; `inexact` ones leave a check to the validator.
+ * schemas have no text.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +52,7 @@ static size_t faults;
 #define fault_msg(...) (print_error(__VA_ARGS__), print_error("\n"), (void)faults++)
 
 static size_t check_list(const ms_json *c, const char *list, const ms_schema *s, const ms_grammar *g, bool fits,
-                         bool read, bool exact) {
+                         bool read) {
     const ms_json *all = ms_json_get(c, list), *schema = ms_json_get(c, "schema");
     size_t count = 0;
     for (const ms_json *v = all ? all->child : NULL; v; v = v->next, count++) {
@@ -62,7 +62,7 @@ static size_t check_list(const ms_json *c, const char *list, const ms_schema *s,
         if (valid != fits) {
             fault_msg("%.*s: the validator says %d about %.*s", (int)schema->raw_len, schema->raw, valid, (int)v->raw_len, v->raw);
         }
-        if (g && (exact || read) && reads(g, v->raw, v->raw_len) != read) {
+        if (g && reads(g, v->raw, v->raw_len) != read) {
             fault_msg("%.*s: the grammar says %d about %.*s", (int)schema->raw_len, schema->raw, !read, (int)v->raw_len, v->raw);
         }
     }
@@ -77,10 +77,9 @@ static size_t check_case(const ms_json *c) {
     ms_error err = {0};
     ms_grammar *g;
     uint32_t root = 0;
-    bool exact = true;
     assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
     ms_status status = ms_schema_open(&s, schema, &fault, &err);
-    if (status == MS_OK) status = ms_schema_compile(s, g, &root, &exact, &fault, &err);
+    if (status == MS_OK) status = ms_schema_compile(s, g, &root, &fault, &err);
     if (refuse) {
         if (status != MS_ERR_USAGE) fault_msg("%.*s was not refused", len, schema->raw);
         else if (strcmp(fault.keyword, refuse->str) != 0) fault_msg("%.*s: refused at %s", len, schema->raw, fault.keyword);
@@ -92,10 +91,9 @@ static size_t check_case(const ms_json *c) {
     if (!refuse && status == MS_OK) {
         bool empty = ms_grammar_finish(g, root, &err) == MS_ERR_USAGE;
         if (empty != flag(c, "unsatisfiable")) fault_msg("%.*s: satisfiable is %d", len, schema->raw, !empty);
-        if (exact == flag(c, "inexact")) fault_msg("%.*s: exact is %d", len, schema->raw, exact);
-        count += check_list(c, "valid", s, g, true, true, exact);
-        count += check_list(c, "loose", s, g, true, false, exact);
-        count += check_list(c, "invalid", s, empty ? NULL : g, false, false, exact);
+        count += check_list(c, "valid", s, g, true, true);
+        count += check_list(c, "loose", s, g, true, false);
+        count += check_list(c, "invalid", s, empty ? NULL : g, false, false);
     }
     ms_grammar_free(g);
     ms_schema_close(s);
@@ -139,12 +137,11 @@ static void refusals_say_what_is_wrong(void **state) {
         ms_schema_fault fault = {.kind = MS_SCHEMA_IMPOSSIBLE};
         ms_error err;
         uint32_t root;
-        bool exact;
         assert_int_equal(ms_json_parse(&doc, rules[i].schema, strlen(rules[i].schema), "schema", NULL, &err), MS_OK);
         assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
         ms_status status = ms_schema_open(&s, ms_json_root(doc), &fault, &err);
         if (status == MS_OK) {
-            status = ms_schema_compile(s, g, &root, &exact, &fault, &err);
+            status = ms_schema_compile(s, g, &root, &fault, &err);
             ms_schema_close(s);
         }
         assert_int_equal(status, MS_ERR_USAGE);
@@ -201,11 +198,10 @@ static void numbers_hold_as_doubles(void **state) {
         ms_grammar *g;
         ms_error err;
         uint32_t root;
-        bool exact;
         assert_int_equal(ms_json_parse(&doc, rules[i].schema, strlen(rules[i].schema), "schema", NULL, &err), MS_OK);
         assert_int_equal(ms_schema_open(&s, ms_json_root(doc), NULL, &err), MS_OK);
         assert_int_equal(ms_grammar_create(&g, &err), MS_OK);
-        assert_int_equal(ms_schema_compile(s, g, &root, &exact, NULL, &err), MS_OK);
+        assert_int_equal(ms_schema_compile(s, g, &root, NULL, &err), MS_OK);
         assert_int_equal(ms_grammar_finish(g, root, &err), MS_OK);
         for (int k = 0; k < 3000; k++) {
             char text[300];

@@ -149,7 +149,7 @@ static ms_status reply(ms_grammar *g, const ms_reply_rules *rules, ms_reply_repo
 ms_status k3_reply_grammar(ms_grammar **out, const ms_reply_rules *rules, ms_reply_report *report, ms_error *err) {
     bool *unconstrained = report->unconstrained;
     *out = NULL;
-    *report = (ms_reply_report){.fault_tool = MS_REPLY_RESPONSE, .exact = true, .unconstrained = unconstrained};
+    *report = (ms_reply_report){.fault_tool = MS_REPLY_RESPONSE, .unconstrained = unconstrained};
     for (size_t i = 0; unconstrained && i < rules->tool_count; i++) unconstrained[i] = false;
     ms_grammar *g;
     MS_TRY(ms_grammar_create(&g, err));

@@ -120,7 +120,7 @@ ms_status mimo_reply_grammar(ms_grammar **out, const ms_tokenizer *t, const ms_r
                              ms_reply_report *report, ms_error *err) {
     bool *unconstrained = report->unconstrained;
     *out = NULL;
-    *report = (ms_reply_report){.fault_tool = MS_REPLY_RESPONSE, .exact = true, .unconstrained = unconstrained};
+    *report = (ms_reply_report){.fault_tool = MS_REPLY_RESPONSE, .unconstrained = unconstrained};
     for (size_t i = 0; unconstrained && i < rules->tool_count; i++) unconstrained[i] = false;
     writer w = {.rules = rules, .report = report, .err = err};
     MS_TRY(ms_grammar_create(&w.g, err));
