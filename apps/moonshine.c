@@ -19,7 +19,7 @@ static const command commands[] = {
     {"synth", ms_command_synth, "write a random checkpoint of a given shape"},
     {"store", ms_command_store, "compress experts: build, verify, probe, restore"},
     {"bundle", ms_command_bundle, "one folder with all that a model needs: build, verify"},
-    {"bench", ms_command_bench, "measure: kernels, disk, decode, prefill, quality"},
+    {"bench", ms_command_bench, "measure speed and quality"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
