@@ -14,7 +14,7 @@ const STOP_MS = 40_000;
 const program = name => path.resolve(root, process.env.MOONSHINE_BIN || 'build', name);
 const nano = path.join(root, 'models/k3-nano');
 
-// Resolves to { origin, log(), stop() } once the server is ready.  The system chooses the port.
+// Resolves to { origin, log(), pause(), stop() } once the server is ready.  The system chooses the port.
 export const startServer = (...options) => start(nano, options);
 
 // The same with random weights: they never come to an end, and take some milliseconds a token.
@@ -57,6 +57,12 @@ async function start(model, options) {
   return {
     origin,
     log: () => log,
+    // The process stands still, so that its work takes longer than MS on a machine of any speed.
+    async pause(ms) {
+      child.kill('SIGSTOP');
+      await new Promise(r => setTimeout(r, ms));
+      child.kill('SIGCONT');
+    },
     // The exit status after SIGTERM.
     async stop() {
       if (child.exitCode !== null) return child.exitCode;
@@ -71,13 +77,17 @@ async function start(model, options) {
 }
 
 // The slot is free again.
-export async function idle(origin, key) {
-  for (let i = 0; i < 400; i++) {
+export const idle = (origin, key) => slotState(origin, 'idle', key);
+// The slot's prompt is being read.
+export const reading = origin => slotState(origin, 'prefill');
+
+async function slotState(origin, state, key) {
+  for (let i = 0; i < 1000; i++) {
     const health = await (await fetch(origin + '/health', { headers: key ? { 'x-api-key': key } : {} })).json();
-    if (health.slot_state === 'idle') return health;
-    await new Promise(r => setTimeout(r, 25));
+    if (health.slot_state === state) return health;
+    await new Promise(r => setTimeout(r, 10));
   }
-  throw new Error('the slot does not become free');
+  throw new Error(`the slot's state does not become ${state}`);
 }
 
 export const weatherTool = {

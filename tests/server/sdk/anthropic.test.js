@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import Anthropic from '@anthropic-ai/sdk';
-import { GREETING, idle, startServer, startSlowServer, weatherTool } from '../moonshine.js';
+import { GREETING, idle, reading, startServer, startSlowServer, weatherTool } from '../moonshine.js';
 
 let server, client;
 const model = 'moonshine';
@@ -130,6 +130,8 @@ test('pings while the server works, and an aborted stream frees the slot', async
     const client = new Anthropic({ baseURL: slow.origin, apiKey: 'any', maxRetries: 0 });
     const body = { model, max_tokens: 3000, temperature: 1, seed: 3, messages: [{ role: 'user', content: 'word '.repeat(1500) }] };
     const response = await client.messages.create({ ...body, stream: true }).asResponse();
+    await reading(slow.origin);
+    await slow.pause(1200);
     let text = '';
     for await (const piece of response.body.pipeThrough(new TextDecoderStream())) {
       text += piece;

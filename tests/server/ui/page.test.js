@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { after, afterEach, before, beforeEach, test } from 'node:test';
 import { chromium } from 'playwright-core';
-import { GREETING, idle, startServer, startSlowServer, weatherTool } from '../moonshine.js';
+import { GREETING, idle, reading, startServer, startSlowServer, weatherTool } from '../moonshine.js';
 
 const WAIT_MS = 90_000; // as long as other clients of the tests wait; nothing is as slow on an idle machine
 // Without a sandbox, as containers need; nothing in the background, so that the browser asks for this page only.
@@ -222,8 +222,10 @@ test('reading a long prompt shows progress, thoughts stream, Escape and Stop sto
     await open(slow.origin);
     await set({ 'Temperature (empty: greedy)': '2', Seed: '2', 'Most output tokens': '3000' });
     await ask('word '.repeat(1500));
-    await page.waitForFunction(() => /^Reading the prompt: .*of \d+/.test(document.getElementById('doing').textContent));
-    assert.ok(await page.getByRole('progressbar').isVisible());
+    await reading(slow.origin);
+    await slow.pause(1200);
+    await page.waitForFunction(() => /^Reading the prompt: .*of \d+/.test(document.getElementById('doing').textContent) &&
+      document.getElementById('bar').checkVisibility());
     await page.getByRole('button', { name: 'Stop' }).click();
     await done();
     assert.match(await answers(page).locator('.facts').textContent(), /stopped by you/);
