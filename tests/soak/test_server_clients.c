@@ -111,7 +111,7 @@ static void *client_loop(void *arg) {
     return NULL;
 }
 
-/* Without what an allocator keeps for later. */
+/* Without what an allocator keeps for later, or in its caches of freed blocks (main() below). */
 static size_t resident_bytes(void) {
     (void)malloc_trim(0);
     unsigned long all = 0, resident = 0;
@@ -169,6 +169,10 @@ int main(int argc, char **argv) {
     const char *given = argc > 1 ? argv[1] : getenv("SOAK_SECONDS");
     if (given) seconds = (unsigned)strtoul(given, NULL, 10);
     if (!seconds) return 2;
+    /* glibc keeps freed blocks by thread and size, and fills that for many minutes: 0.3 MB of 12.8 in ten, while what
+     * is in use stays the same. */
+    if (!getenv("GLIBC_TUNABLES") && setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0", 1) == 0)
+        (void)execv("/proc/self/exe", argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(clients)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
