@@ -127,7 +127,7 @@ $(foreach a,$(HIP_CHECKED),$(eval $(call HIP_CODE,$(a))))
 # ---------------------------------------------------------------- NVIDIA
 
 NVCC_FLAGS = -x cu -std=c++17 -O3 --fmad=false --ftz=false --prec-div=true --prec-sqrt=true -Iinclude -Isrc \
-             -Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra
+             -Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra $(EXPERTS_WIDE:%=-DEXPERTS_WIDE=%)
 $(BUILD)/cuda.flags: FORCE
 	$(call stamp,$(NVCC) $(NVCC_FLAGS) $(CUDA_ARCH))
 

@@ -2,6 +2,8 @@
  * rules a build can see depends on its sanitizer: see the list at the end. */
 #include "test_kernels.h"
 
+#include "backend/gpu/gpu_gate.h"
+
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -66,6 +68,34 @@ GPU_KERNEL kern_behind_the_end(uint32_t *out) {
     out[gpu_tid() + (gpu_tid() == 5 ? THREADS : 0)] = THREADS - 1 - gpu_tid();
 }
 
+/* The first wave hands three values to the second one, through one place. */
+struct gated {
+    uint32_t v[GPU_WAVE];
+    gpu_gate full, free;
+};
+template <bool WAIT_FULL, bool WAIT_FREE, uint32_t ARRIVALS> GPU_KERNEL kern_gates(uint32_t *out) {
+    GPU_SHARED(gated, sh);
+    if (gpu_tid() == 0) {
+        gpu_gate_init(&sh.full, ARRIVALS);
+        gpu_gate_init(&sh.free, 1);
+    }
+    gpu_sync();
+    uint32_t sum = 0;
+    for (uint32_t turn = 0; turn < 3; turn++) {
+        if (gpu_wave() == 0) {
+            if (WAIT_FREE) gpu_gate_wait(&sh.free, turn - 1);
+            sh.v[gpu_lane()] = 100 * turn + gpu_lane();
+            gpu_gate_arrive(&sh.full);
+        } else {
+            if (WAIT_FULL) gpu_gate_wait(&sh.full, turn);
+            sum += sh.v[GPU_WAVE - 1 - gpu_lane()];
+            gpu_gate_arrive(&sh.free);
+        }
+    }
+    const uint32_t good = gpu_wave() == 0 ? 0 : 300 + 3 * (GPU_WAVE - 1 - gpu_lane());
+    out[gpu_tid()] = THREADS - 1 - gpu_tid() + sum - good;
+}
+
 typedef void (*kernel)(uint32_t *);
 
 /* 0: the results are right. */
@@ -103,6 +133,7 @@ static bool caught(kernel k) {
 static void test_right(void **state) {
     (void)state;
     assert_false(caught(kern_right));
+    assert_false(caught(kern_gates<true, true, 1>));
 }
 
 static void test_wrong(void **state) {
@@ -118,6 +149,9 @@ static void test_wrong(void **state) {
         {"different wave operations in a wave", kern_mixed_wave, true},
         {"more than 48 KiB of shared memory", kern_shared_size, true},
         {"shared memory that nobody wrote", kern_unwritten, true},
+        {"no wait for a gate", kern_gates<false, true, 1>, true},
+        {"no wait for the place to be free", kern_gates<true, false, 1>, true},
+        {"a gate that too few come to", kern_gates<true, true, 2>, true},
         {"a store behind the end of device memory", kern_behind_the_end, true},
     };
     for (const auto &w : wrong)

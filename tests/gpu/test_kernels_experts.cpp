@@ -96,7 +96,7 @@ static void install(void *slot, const std::vector<uint8_t> &bytes, size_t at, ms
     memcpy(bad, f.data(), 12);
 }
 
-static results run_kernels(const problem &p, bool fast) {
+static results run_kernels(const problem &p, bool fast, bool wide) {
     device z(p.z), w(p.weights), y(nullptr, (size_t)p.n * p.k * p.hidden * 4), out(nullptr, (size_t)p.n * p.hidden * 4);
     halves norm16 = to_bf16(p.norm);
     device norm(fast ? (const void *)norm16.data() : p.norm.data(), p.norm.size() * (fast ? 2 : 4));
@@ -128,6 +128,7 @@ static results run_kernels(const problem &p, bool fast) {
     a.act_q = act_q.as<uint8_t>();
     a.act_s = act_s.as<float>();
     a.y = y.as<float>();
+    a.wide = wide;
     const experts_quantize_args input = {z_q.as<uint8_t>(), z_s.as<float>(), a.z, p.n * (p.hidden / K_MX_GROUP)};
     if (fast) k_experts_begin(0, &input);
     if (fast && experts_all_single(b.data(), (uint32_t)b.size())) {
@@ -152,9 +153,12 @@ static void check(uint32_t hidden, uint32_t inner, uint32_t n, uint32_t k, uint3
     (void)snprintf(label, sizeof label, "%u x %u, n %u, k %u of %u, %s, values %d", hidden, inner, n, k, spread,
                    fast ? "fast" : "reference", (int)kind);
     problem p = make_problem(hidden, inner, n, k, spread, kind);
-    results expected = run_oracle(p, fast), found = run_kernels(p, fast);
-    expect_bits(expected.y, found.y, label, "result");
-    expect_bits(expected.out, found.out, label, "sum");
+    results expected = run_oracle(p, fast);
+    for (int wide = 0; wide <= (fast && GPU_WIDE_HOST); wide++) {
+        results found = run_kernels(p, fast, wide);
+        expect_bits(expected.y, found.y, label, wide ? "result, wide" : "result");
+        expect_bits(expected.out, found.out, label, wide ? "sum, wide" : "sum");
+    }
 }
 
 static void test_shapes(void **state) {
@@ -180,10 +184,12 @@ static void test_long_rows(void **state) {
 /* Items of every width of the matrix units, and more rows than an item takes. */
 static void test_groups(void **state) {
     (void)state;
-    static const uint32_t rows[] = {8, 9, 16, 24, 32, 33, 48, 64, 72, 96, 97, 200};
+    static const uint32_t rows[] = {8, 9, 16, 24, 32, 33, 48, 64, 72, 88, 96, 97, 200};
     for (uint32_t n : rows) check(96, 64, n, 1, 1, true);
     check(96, 64, 40, 2, 2, true);
     check(160, 32, 70, 1, 1, true, VALUES_MIXED);
+    check(1120, 288, 40, 1, 1, true); /* several stages a pass, tiles left over */
+    check(32, 32, 80, 1, 1, true, VALUES_NAN);
     check(96, 64, 9, 1, 1, false);
 }
 
@@ -196,13 +202,15 @@ static void test_values(void **state) {
 /* Every code with every scale byte. */
 static void test_scales(void **state) {
     (void)state;
-    for (int fast = 0; fast < 2; fast++) {
-        problem p = make_problem(32, 288, 3, 1, 1, VALUES_NORMAL);
+    for (int form = 0; form < 4; form++) {
+        const bool fast = form > 0, wide = form == 3;
+        if (wide && !GPU_WIDE_HOST) continue;
+        problem p = make_problem(32, 288, form < 2 ? 3 : 40, 1, 1, VALUES_NORMAL);
         size_t matrix = mx_matrix_bytes(32, 288), packed = matrix / 17 * 16;
         for (size_t i = 0; i < p.sources[0].size(); i++)
             p.sources[0][i] = (uint8_t)(i % matrix < packed ? i * 37 % 256 : (i % matrix - packed) % 255);
-        results expected = run_oracle(p, fast), found = run_kernels(p, fast);
-        expect_bits(expected.y, found.y, "scales", "result");
+        results expected = run_oracle(p, fast), found = run_kernels(p, fast, wide);
+        expect_bits(expected.y, found.y, wide ? "scales, wide" : "scales", "result");
     }
 }
 

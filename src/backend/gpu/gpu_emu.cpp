@@ -1,5 +1,5 @@
 // gpu_emu.cpp - compile this file WITHOUT -fsanitize=thread, also when the kernels have it: it tells
-// the race detector by hand what orders what (launch, gpu_sync, gpu_fence; a shuffle orders nothing).
+// the race detector by hand what orders what (launch, gpu_sync, gpu_fence, gates; a shuffle orders nothing).
 #include "backend/gpu/gpu_emu.h"
 #include <atomic>
 #include <deque>
@@ -41,8 +41,9 @@ struct Fiber {
     void *sp, *stack, *tsan, *fake;
     size_t size;
     unsigned tid;
-    int tag;         // what it waits at
-    unsigned parity; // which exchange slot its next wave operation uses
+    int tag;                  // what it waits at
+    unsigned parity;          // which exchange slot its next wave operation uses
+    const gpu_emu_gate *gate; // that it waits for
 #ifdef GPU_EMU_UCONTEXT
     ucontext_t uc;
 #endif
@@ -65,8 +66,10 @@ static char fence_token;
 
 [[noreturn]] static void die(const char *why) {
     Block *b = B;
-    fprintf(stderr, "gpu_emu: %s: block (%u,%u), thread %u; %u threads done, %u at gpu_sync\n", why, b->c.bx, b->c.by,
-            b->cur->tid, b->done, b->at_sync);
+    unsigned gates = 0;
+    for (unsigned i = 0; i < b->c.nt; i++) gates += b->f[i].gate != nullptr;
+    fprintf(stderr, "gpu_emu: %s: block (%u,%u), thread %u; %u threads done, %u at gpu_sync, %u at gates\n", why,
+            b->c.bx, b->c.by, b->cur->tid, b->done, b->at_sync, gates);
     for (unsigned w = 0; w < (b->c.nt + WAVE - 1) / WAVE; w++)
         if (b->at_wave[w]) fprintf(stderr, "gpu_emu:   wave %u has %u lanes at a wave operation\n", w, b->at_wave[w]);
     __builtin_trap();
@@ -101,7 +104,7 @@ static void push_front(unsigned t) {
 static void run_next(void) { // hand the processor to the next runnable thread
     if (!B->count) {
         if (B->done < B->c.nt)
-            die("some threads wait for others that never come (divergent gpu_sync or wave operation)");
+            die("some threads wait for others that never come (divergent gpu_sync, wave operation or gate)");
         swap_to(&B->host);
         return;
     }
@@ -207,6 +210,26 @@ void gpu_emu_fence(void) {
     release(&fence_token);
     acquire(&fence_token);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+void gpu_emu_gate_init(gpu_emu_gate *g, uint32_t arrivals) { *g = {arrivals, arrivals, 0}; }
+void gpu_emu_gate_arrive(gpu_emu_gate *g) {
+    release(g);
+    if (g->pending == 0 || g->pending > g->arrivals) die("a gate that nobody has made");
+    if (--g->pending) return;
+    g->pending = g->arrivals;
+    g->turn++;
+    for (unsigned i = 0; i < B->c.nt; i++) {
+        Fiber *f = &B->f[B->order[i]];
+        if (f->gate == g) push(f->tid);
+        if (f->gate == g) f->gate = nullptr;
+    }
+}
+void gpu_emu_gate_wait(gpu_emu_gate *g, uint32_t turn) {
+    while (((g->turn ^ turn) & 1u) == 0) { // as mbarriers do, which know the last bit only
+        B->cur->gate = g;
+        run_next();
+    }
+    acquire(g);
 }
 void *gpu_emu_shared(size_t n) {
     if (n > SHARED) die("more than 48 KiB of shared memory");

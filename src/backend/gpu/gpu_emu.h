@@ -33,6 +33,14 @@ struct gpu_emu_words {
 };
 const gpu_emu_words *gpu_emu_share(const uint32_t *mine, unsigned count);
 
+// A gate (gpu_gate.h): it opens when `arrivals` threads have come.
+struct gpu_emu_gate {
+    uint32_t arrivals, pending, turn;
+};
+void gpu_emu_gate_init(gpu_emu_gate *g, uint32_t arrivals);
+void gpu_emu_gate_arrive(gpu_emu_gate *g);
+void gpu_emu_gate_wait(gpu_emu_gate *g, uint32_t turn);
+
 // Host side.  A stream runs each thing at once, or, lazy, when somebody waits for it: work that a missing wait lets
 // happen too early on a device then happens too late here.
 struct gpu_emu_stream;

@@ -193,6 +193,7 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     a.act_s = sc->e_s;
     a.act = sc->e_act;
     a.y = y;
+    a.wide = EXPERTS_WIDE && g->wide;
     slots_use(g, batches, count);
     if (is_fast(g) && experts_all_single(batches, count))
         k_experts_singles(g->stream, &a, batches, count);

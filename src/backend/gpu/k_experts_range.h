@@ -12,6 +12,7 @@
 //   fma(dot, weight scale * row scale, sum), since the product of the scales is exact too.
 // Owns: nothing.  Bits: docs/numerics.md, section 1; the oracle is src/backend/cpu/cpu_moe.c.
 #pragma once
+#include "backend/gpu/k_experts_wide.h"
 #include "backend/gpu/k_mx.h"
 
 enum {
@@ -391,11 +392,22 @@ static inline void mx_launch(gpuStream_t stream, const experts_args *args, uint3
     }
 }
 
+// Items of more than EXPERT_FEW rows.
+template <bool INNER> static inline void mx_launch_many(gpuStream_t stream, const experts_args *a) {
+    const uint32_t few = a->table.few, many = a->table.count - few;
+#if GPU_WIDE_HOST
+    if (a->wide) {
+        wide_mx_launch<INNER>(stream, a, few, many);
+        return;
+    }
+#endif
+    mx_launch<EXPERT_MANY, INNER>(stream, a, few, many);
+}
+
 // Quantised inputs; the table is on the device when the stream gets here.
 static inline void k_experts_range(gpuStream_t stream, const experts_args *a) {
-    const uint32_t few = a->table.few, many = a->table.count - few;
-    mx_launch<EXPERT_FEW, true>(stream, a, 0, few);
-    mx_launch<EXPERT_MANY, true>(stream, a, few, many);
-    mx_launch<EXPERT_FEW, false>(stream, a, 0, few);
-    mx_launch<EXPERT_MANY, false>(stream, a, few, many);
+    mx_launch<EXPERT_FEW, true>(stream, a, 0, a->table.few);
+    mx_launch_many<true>(stream, a);
+    mx_launch<EXPERT_FEW, false>(stream, a, 0, a->table.few);
+    mx_launch_many<false>(stream, a);
 }

@@ -105,7 +105,7 @@ GPU_DEV uint32_t mx_word(uint32_t j, uint32_t half) { return MX_NATURAL ? 2 * j 
 #define MX_DOWN_LO 0xfdfeff00u // the same, negative
 #define MX_DOWN_HI 0xf4f8fafcu
 
-#if MX_NATURAL
+#if !GPU_HIP
 // The low four nibbles of sel, below 8, pick bytes of hi:lo.
 GPU_DEV uint32_t mx_prmt(uint32_t lo, uint32_t hi, uint32_t sel) {
 #if GPU_CUDA
@@ -119,6 +119,9 @@ GPU_DEV uint32_t mx_prmt(uint32_t lo, uint32_t hi, uint32_t sel) {
     return r;
 #endif
 }
+#endif
+
+#if MX_NATURAL
 // Four codes by their values, and for each of them the choice of sign.
 GPU_DEV uint32_t mx_four(uint32_t sel, uint32_t sign) {
     return mx_prmt(mx_prmt(MX_UP_LO, MX_UP_HI, sel), mx_prmt(MX_DOWN_LO, MX_DOWN_HI, sel), sign);
@@ -164,5 +167,6 @@ typedef struct experts_args {
     const float *z_s, *z;
     uint8_t *act_q;
     float *act_s, *act;
-    float *y; // [pairs][hidden]
+    float *y;  // [pairs][hidden]
+    bool wide; // many rows by k_experts_wide.h, on a device of gpu_wide_device()
 } experts_args;
