@@ -4,18 +4,21 @@
  * target, the temporary and the rename are about one folder even when a path component is swapped meanwhile.
  * Where the file system has files without a name (O_TMPFILE), a target that must not exist yet is written into one and
  * linked at the end: a killed process leaves nothing.  A link cannot replace, so replacing takes a named temporary.
- * Its name is random and of fixed length: a target name may use all of NAME_MAX.
+ * Its name is random and of fixed length: a target name may use all of NAME_MAX.  It is locked while its writer lives,
+ * so that what dead ones left can be told apart.
  *
  * Threads: a writer belongs to one thread; everything else is free.
  */
 #include "io/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,11 +30,14 @@ enum {
     FILE_IO_CHUNK = 1 << 30 /* the kernel moves at most 2 GiB a call; stay clear of it */
 };
 
+#define TEMP_PREFIX ".ms-tmp-"
+
 struct ms_file_writer {
     char *path;       /* as given, for messages */
     const char *name; /* last component, inside path */
     int folder;
     int fd;
+    int lock; /* the temporary's, when fd is closed */
     bool replace, failed;
     uint64_t written;
     char temp[FILE_TEMP_NAME_BYTES]; /* empty: the file has no name yet */
@@ -131,6 +137,7 @@ ms_status ms_file_pread_exact(int fd, const char *path, void *to, size_t length,
 
 static void writer_free(ms_file_writer *w) {
     if (w->fd >= 0) (void)close(w->fd);
+    if (w->lock >= 0) (void)close(w->lock);
     if (w->folder >= 0) (void)close(w->folder);
     free(w->path);
     free(w);
@@ -188,16 +195,27 @@ static bool open_nameless(ms_file_writer *w) {
     return false;
 }
 
+/* False: ms_file_remove_temporaries() found it before it was locked. */
+static bool lock_temp(int fd) {
+    struct stat st;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) return errno != EWOULDBLOCK; /* some filesystems have no locks */
+    return fstat(fd, &st) != 0 || st.st_nlink > 0;
+}
+
 static ms_status open_temp(ms_file_writer *w, ms_error *err) {
     if (!w->replace && open_nameless(w)) return MS_OK;
-    for (int i = 0; i < FILE_TEMP_TRIES; i++) {
+    for (int i = 0; i < FILE_TEMP_TRIES && w->fd < 0; i++) {
         uint64_t random;
         if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random) {
             return ms_fail_errno(err, MS_ERR_IO, errno, "%s: random temporary name", w->path);
         }
-        (void)snprintf(w->temp, sizeof w->temp, ".ms-tmp-%016" PRIx64, random);
+        (void)snprintf(w->temp, sizeof w->temp, TEMP_PREFIX "%016" PRIx64, random);
         w->fd = openat(w->folder, w->temp, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (w->fd >= 0 || errno != EEXIST) break;
+        if (w->fd < 0 && errno != EEXIST) break;
+        if (w->fd < 0 || lock_temp(w->fd)) continue;
+        (void)close(w->fd);
+        w->fd = -1;
+        errno = EEXIST;
     }
     if (w->fd < 0) return ms_fail_errno(err, MS_ERR_IO, errno, "%s: create a temporary beside it", w->path);
     /* An unusual umask must not leave a file that its owner cannot read. */
@@ -217,7 +235,7 @@ ms_status ms_file_writer_open_at(ms_file_writer **out, int folder, const char *p
     *out = NULL;
     ms_file_writer *w = calloc(1, sizeof *w);
     if (!w) return ms_fail_memory(err, "output file", sizeof *w);
-    w->folder = w->fd = -1;
+    w->folder = w->fd = w->lock = -1;
     w->replace = replace;
     w->path = strdup(path);
     ms_status status = w->path ? MS_OK : ms_fail_memory(err, "output path", strlen(path) + 1);
@@ -291,6 +309,7 @@ ms_status ms_file_writer_commit(ms_file_writer *w, ms_error *err) {
     ms_status status = w->failed ? ms_fail(err, MS_ERR_IO, "%s: an earlier write failed", w->path) : MS_OK;
     if (status == MS_OK && fsync(w->fd) != 0) status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: fsync", w->path);
     if (status == MS_OK && w->temp[0]) {
+        w->lock = fcntl(w->fd, F_DUPFD_CLOEXEC, 0);
         int rc = close(w->fd); /* some filesystems report a failed write only here */
         w->fd = -1;
         if (rc != 0 && errno != EINTR) status = ms_fail_errno(err, MS_ERR_IO, errno, "%s: close", w->path);
@@ -313,4 +332,29 @@ void ms_file_writer_abort(ms_file_writer *w) {
     if (!w) return;
     if (w->temp[0]) (void)unlinkat(w->folder, w->temp, 0);
     writer_free(w);
+}
+
+/* ------------------------------------------------------------------ what dead writers left */
+
+static void remove_temporary(int folder, const char *name) {
+    struct stat st;
+    int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        (void)unlinkat(folder, name, 0);
+    }
+    (void)close(fd);
+}
+
+void ms_file_remove_temporaries(int folder) {
+    int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = copy < 0 ? NULL : fdopendir(copy);
+    if (!dir) {
+        if (copy >= 0) (void)close(copy);
+        return;
+    }
+    for (struct dirent *e; (e = readdir(dir));) {
+        if (strncmp(e->d_name, TEMP_PREFIX, sizeof TEMP_PREFIX - 1) == 0) remove_temporary(folder, e->d_name);
+    }
+    (void)closedir(dir);
 }

@@ -32,4 +32,8 @@ ms_status ms_file_writer_patch(ms_file_writer *w, uint64_t offset, const void *d
 ms_status ms_file_writer_commit(ms_file_writer *w, ms_error *err); /* frees w in every case */
 void ms_file_writer_abort(ms_file_writer *w);                      /* removes the temporary; NULL is fine */
 
+/* Removes the temporaries that dead processes left in an open folder; those of living writers are locked, and stay.
+ * What cannot be removed stays too. */
+void ms_file_remove_temporaries(int folder);
+
 #endif

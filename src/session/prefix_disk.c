@@ -160,18 +160,12 @@ static ms_status remove_interrupted(const ms_prefix_disk *d, ms_error *err) {
     return status;
 }
 
-/* Files are written through a temporary beside them; one that a dying process left is ours to remove. */
+/* Files are written through a temporary beside them. */
 static void remove_old_temporaries(const ms_prefix_disk *d, const char *folder) {
-    int copy = openat(d->folder, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *dir = copy < 0 ? NULL : fdopendir(copy);
-    if (!dir) {
-        if (copy >= 0) (void)close(copy);
-        return;
-    }
-    for (struct dirent *e; (e = readdir(dir));) {
-        if (strncmp(e->d_name, ".ms-tmp-", 8) == 0) (void)unlinkat(dirfd(dir), e->d_name, 0);
-    }
-    (void)closedir(dir);
+    int fd = openat(d->folder, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return;
+    ms_file_remove_temporaries(fd);
+    (void)close(fd);
 }
 
 ms_status ms_prefix_disk_prepare(const char *root, ms_error *err) {

@@ -331,6 +331,66 @@ static void a_failed_write_never_reaches_the_target(void **state) {
     assert_int_equal(entries(), 1);
 }
 
+static void remove_temporaries_here(void) {
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    ms_file_remove_temporaries(fd);
+    (void)close(fd);
+}
+
+/* What a dead writer left goes; a living one's, a link and what only looks similar stay. */
+static void temporaries_of_the_dead_are_removed(void **state) {
+    (void)state;
+    char path[128];
+    ms_error err = {0};
+    ms_file_writer *w = NULL;
+    put(target, "old");
+    (void)snprintf(path, sizeof path, "%s/.ms-tmp-left", dir);
+    put(path, "x");
+    (void)snprintf(path, sizeof path, "%s/.ms-tmp-link", dir);
+    assert_int_equal(symlink(target, path), 0);
+    (void)snprintf(path, sizeof path, "%s/.ms-tm", dir);
+    put(path, "x");
+    assert_int_equal(ms_file_writer_open(&w, target, true, &err), MS_OK);
+    assert_int_equal(ms_file_writer_write(w, "new", 3, &err), MS_OK);
+    assert_int_equal(entries(), 5);
+    remove_temporaries_here();
+    assert_int_equal(entries(), 4); /* target, the writer's temporary, the link, .ms-tm */
+    assert_int_equal(ms_file_writer_commit(w, &err), MS_OK);
+    remove_temporaries_here();
+    assert_int_equal(entries(), 3);
+}
+
+/* Saves go well while another process cleans up without end. */
+static void cleaning_up_never_meets_a_save(void **state) {
+    (void)state;
+    int rounds[2];
+    assert_int_equal(pipe(rounds), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        for (;;) {
+            remove_temporaries_here();
+            (void)!write(rounds[1], "r", 1);
+        }
+    }
+    (void)close(rounds[1]);
+    for (unsigned i = 0; i < 300; i++) {
+        char r;
+        ms_error err = {0};
+        ms_file_writer *w = NULL;
+        assert_int_equal(read(rounds[0], &r, 1), 1);
+        assert_int_equal(ms_file_writer_open(&w, target, true, &err), MS_OK);
+        assert_int_equal(ms_file_writer_write(w, "new", 3, &err), MS_OK);
+        if (ms_file_writer_commit(w, &err) != MS_OK) fail_msg("round %u: %s", i, err.message);
+    }
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    (void)close(rounds[0]);
+    remove_temporaries_here();
+    assert_int_equal(entries(), 1);
+}
+
 int main(void) {
 #define IN_DIR(f) cmocka_unit_test_setup_teardown(f, make_dir, remove_dir)
     const struct CMUnitTest tests[] = {
@@ -339,7 +399,11 @@ int main(void) {
         IN_DIR(pread_exact),
         IN_DIR(commit_makes_a_0600_file),
         IN_DIR(abort_leaves_nothing),
-        IN_DIR(patch_stays_inside), IN_DIR(killed_writer), cmocka_unit_test(messages_are_printable),
+        IN_DIR(patch_stays_inside),
+        IN_DIR(killed_writer),
+        IN_DIR(temporaries_of_the_dead_are_removed),
+        IN_DIR(cleaning_up_never_meets_a_save),
+        cmocka_unit_test(messages_are_printable),
         IN_DIR(replacing),
         IN_DIR(odd_targets_are_refused),
         IN_DIR(the_longest_name_works),
