@@ -1,4 +1,5 @@
 /* front_check.c: path, key, origin and length of a request, before its body is read. */
+#include <arpa/inet.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,21 +84,38 @@ bool ms_front_origin_listed(const ms_exchange *x) {
     return false;
 }
 
+static bool has_suffix(const char *s, size_t len, const char *suffix) {
+    size_t n = strlen(suffix);
+    return len >= n && strncasecmp(s + len - n, suffix, n) == 0;
+}
+
 static bool same_origin(const ms_request_headers *h) {
     const char *host = strstr(h->origin, "://");
     return host && h->host && strcasecmp(host + 3, h->host) == 0;
 }
 
+/* A number, localhost, or the name that the server was told to listen on.  Any other name may be a stranger's, made to
+ * lead here for the sake of a page of theirs (DNS rebinding). */
+static bool names_this_server(const ms_front *f, const char *host) {
+    char name[256];
+    struct in6_addr number;
+    const bool six = host[0] == '[';
+    const size_t len = six ? strcspn(++host, "]") : strcspn(host, ":");
+    if (len >= sizeof name) return false;
+    memcpy(name, host, len);
+    name[len] = 0;
+    if (inet_pton(six ? AF_INET6 : AF_INET, name, &number) == 1) return true;
+    return strcasecmp(name, "localhost") == 0 || has_suffix(name, len, ".localhost") ||
+           (f->o.host && *f->o.host && strcasecmp(name, f->o.host) == 0);
+}
+
 static bool origin_fits(const ms_exchange *x) {
-    return !x->headers.origin || same_origin(&x->headers) || ms_front_origin_listed(x);
+    const ms_front *f = x->front;
+    if (!x->headers.origin || ms_front_origin_listed(x)) return true;
+    return same_origin(&x->headers) && ((f->o.keys && f->o.keys->count) || names_this_server(f, x->headers.host));
 }
 
 /* ------------------------------------------------------------------ content */
-
-static bool has_suffix(const char *s, size_t len, const char *suffix) {
-    size_t n = strlen(suffix);
-    return len >= n && strncasecmp(s + len - n, suffix, n) == 0;
-}
 
 static bool type_is(const char *s, size_t len, const char *name) {
     return strlen(name) == len && strncasecmp(s, name, len) == 0;

@@ -249,7 +249,8 @@ static void absolute_targets(void **state) {
     status_of("GET * HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
     status_of("CONNECT host:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad_http");
     status_of("DELETE http://host/health HTTP/1.1\r\nHost: x\r\n\r\n", 405, "method_not_allowed");
-    status_of(POST_TO("http://other/v1/chat/completions") "Origin: http://other\r\n\r\n{}", 400, "missing_field");
+    status_of(POST_TO("http://other.localhost/v1/chat/completions") "Origin: http://other.localhost\r\n\r\n{}", 400,
+              "missing_field");
     status_of(POST_TO("http://other/v1/chat/completions") "Origin: http://localhost\r\n\r\n{}", 403,
               "origin_not_allowed");
 #undef POST_TO
@@ -492,6 +493,24 @@ static void origins_are_checked(void **state) {
     status_of(CHAT "Origin: https://evil.example\r\nContent-Length: 2\r\n\r\n{}", 403, "origin_not_allowed");
     status_of(CHAT "Origin: null\r\nContent-Length: 2\r\n\r\n{}", 403, "origin_not_allowed");
     status_of(CHAT "Origin: http://localhost\r\nContent-Length: 2\r\n\r\n{}", 400, NULL);
+    static const char *const own[] = {"127.0.0.1:8080", "[::1]:8080", "192.168.1.7", "chat.localhost:1", "LOCALHOST:9"},
+                             *const strange[] = {"evil.example",
+                                                 "evil.example:8080",
+                                                 "localhost.evil.example",
+                                                 "127.0.0.1.evil.example:8080",
+                                                 "[evil.example]",
+                                                 "1.2.3",
+                                                 ":80"};
+    char text[512];
+    for (size_t i = 0; i < sizeof own / sizeof *own + sizeof strange / sizeof *strange; i++) {
+        const size_t first = sizeof own / sizeof *own;
+        const char *host = i < first ? own[i] : strange[i - first];
+        (void)snprintf(text, sizeof text,
+                       "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nOrigin: http://%s\r\n"
+                       "Content-Length: 2\r\n\r\n{}",
+                       host, host);
+        status_of(text, i < first ? 400 : 403, i < first ? NULL : "origin_not_allowed");
+    }
 }
 
 static void keys_are_checked(void **state) {
