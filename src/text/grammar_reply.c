@@ -37,13 +37,13 @@ ms_status ms_reply_finish(ms_grammar *g, uint32_t root, ms_reply_report *report,
     return finish(g, root, report->has_response ? &report->response : NULL, &report->fault, err);
 }
 
-/* Whether the schema has any text, found in a grammar of its own. */
+/* Whether any object fits the schema, found in a grammar of its own. */
 static ms_status check_alone(const ms_schema *s, ms_grammar *for_it, ms_reply_report *report, ms_error *err) {
     ms_grammar *g;
     uint32_t block;
     MS_TRY(ms_grammar_create(&g, err));
     *ms_grammar_work(g) = *ms_grammar_work(for_it);
-    ms_status status = ms_schema_compile(s, g, &block, &report->fault, err);
+    ms_status status = ms_schema_compile_object(s, g, &block, &report->fault, err);
     if (status == MS_OK) status = finish(g, block, &block, &report->fault, err);
     *ms_grammar_work(for_it) = *ms_grammar_work(g);
     ms_grammar_free(g);
@@ -56,7 +56,7 @@ static ms_status compile_tool(ms_grammar *g, const ms_schema *s, const ms_argume
     MS_TRY(check_alone(s, g, report, err));
     MS_TRY(ms_schema_compile_arguments(s, g, syntax, typed, &extra, &report->fault, err));
     *json = 0;
-    return extra ? ms_schema_compile(s, g, json, &report->fault, err) : MS_OK;
+    return extra ? ms_schema_compile_object(s, g, json, &report->fault, err) : MS_OK;
 }
 
 ms_status ms_reply_tool_blocks(ms_grammar *g, const ms_reply_rules *rules, size_t tool,

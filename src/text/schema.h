@@ -50,6 +50,10 @@ ms_status ms_schema_validate(const ms_schema *s, const ms_json *value, bool *val
 ms_status ms_schema_compile(const ms_schema *s, ms_grammar *g, uint32_t *block, ms_schema_fault *fault,
                             ms_error *err);
 
+/* The same for the objects among the values alone: arguments of tools are objects, whatever their schema leaves open. */
+ms_status ms_schema_compile_object(const ms_schema *s, ms_grammar *g, uint32_t *block, ms_schema_fault *fault,
+                                   ms_error *err);
+
 /* How a model family spells the members of the outermost object (tool arguments). */
 typedef struct ms_arguments_syntax {
     /* A block of one argument; body: its value, of the JSON type `type` ("string", "number", ...).  0: the key cannot be

@@ -250,6 +250,26 @@ ms_status ms_schema_compile(const ms_schema *s, ms_grammar *g, uint32_t *block, 
     return ms_schema_compile_counted(s, g, block, &steps, fault, err);
 }
 
+/* The root and {"type": "object"}: what a schema says nothing about may be any value, and arguments may not. */
+static void objects_of_root(ms_compiler *c, ms_set *set) {
+    ms_json *object = ms_make_object(c);
+    if (!object) return;
+    ms_make_member(c, object, "type", ms_make_text(c, "object"));
+    ms_set_add(c, set, c->s->root);
+    ms_set_add(c, set, object);
+}
+
+ms_status ms_schema_compile_object(const ms_schema *s, ms_grammar *g, uint32_t *block, ms_schema_fault *fault,
+                                   ms_error *err) {
+    ms_compiler c = compiler(s, g, fault, err);
+    ms_set set = {0};
+    objects_of_root(&c, &set);
+    *block = ms_compile_set(&c, &set);
+    ms_set_free(&set);
+    run(&c);
+    return finish(&c);
+}
+
 ms_status ms_schema_compile_counted(const ms_schema *s, ms_grammar *g, uint32_t *block, uint64_t *steps,
                                     ms_schema_fault *fault, ms_error *err) {
     ms_compiler c = compiler(s, g, fault, err);
@@ -335,7 +355,7 @@ ms_status ms_schema_compile_arguments(const ms_schema *s, ms_grammar *g, const m
     c.end = syntax->end;
     if (c.end) ms_end_languages(&c);
     ms_set set = {0};
-    ms_set_add(&c, &set, s->root);
+    objects_of_root(&c, &set);
     ms_expand(&c, &set, arguments_alternative, &x);
     ms_set_free(&set);
     run(&c);

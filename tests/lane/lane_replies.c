@@ -75,6 +75,7 @@ static void check_call(const ms_reply_rules *rules, const ms_tool_call *call) {
         const ms_reply_tool *t = &rules->tools[i];
         if (t->name_len != call->name_len || memcmp(t->name, call->name, t->name_len) != 0) continue;
         check_text(w.schemas[t - w.tools], call->arguments, call->arguments_len);
+        assert_int_equal(call->arguments[0], '{');
         w.calls++;
         return;
     }
@@ -190,6 +191,36 @@ void replies_of_each_tool(uint32_t times) {
     }
 }
 
+void replies_of_open_schemas(void **state) {
+    (void)state;
+    static const char *const schemas[] = {
+        "{}",
+        "{\"title\":\"x\"}",
+        "{\"additionalProperties\":{\"type\":\"integer\"}}",
+        "{\"not\":{\"type\":\"array\"}}",
+        "{\"anyOf\":[{\"type\":\"object\"},{\"type\":\"string\"}]}",
+        "{\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":{}}}",
+        "{\"properties\":{\"a\":{\"type\":\"integer\"}}}",
+        "{\"enum\":[7,{\"a\":1},\"x\"]}",
+        "{\"properties\":{\"next\":{\"$ref\":\"#\"}},\"required\":[\"next\"],\"maxProperties\":2}"};
+    const lane_replies all = w;
+    for (size_t i = 0; i < 2 * sizeof schemas / sizeof schemas[0]; i++) {
+        ms_text tools = {0};
+        ms_error err;
+        ms_text_printf(&tools, "[{\"name\":\"open\",\"parameters\":%s}]", schemas[i / 2]);
+        assert_int_equal(ms_json_parse(&w.tools_doc, tools.data, tools.len, "tools", NULL, &err), MS_OK);
+        const ms_json *parameters = ms_json_get(ms_json_root(w.tools_doc)->child, "parameters");
+        w.tools[0] = (ms_reply_tool){"open", 4, parameters, i % 2 == 0};
+        w.tool_count = 1;
+        assert_int_equal(ms_schema_open(&w.schemas[0], parameters, NULL, &err), MS_OK);
+        replies_of_each_tool(60);
+        ms_schema_close(w.schemas[0]);
+        ms_json_free(w.tools_doc);
+        ms_text_free(&tools);
+    }
+    w = all;
+}
+
 ms_grammar *replies_grammar(ms_channel channel, size_t first, size_t count, bool parallel) {
     ms_reply_rules rules = {.channel = channel,
                             .tools = w.tools + first,
@@ -240,5 +271,12 @@ void replies_of_bad_schemas(void **state) {
     rules = (ms_reply_rules){.channel = MS_CHANNEL_THINK, .format = MS_REPLY_JSON_SCHEMA, .schema = ms_json_root(doc)};
     assert_int_equal(w.lane->reply_grammar(&g, w.tokenizer, &rules, &report, &err), MS_ERR_USAGE);
     assert_true(report.fault_tool == MS_REPLY_RESPONSE);
+    ms_json_free(doc);
+    static const char no_object[] = "{\"enum\":[7,\"x\"]}"; /* some value fits, and no arguments */
+    assert_int_equal(ms_json_parse(&doc, no_object, sizeof no_object - 1, "bad", NULL, &err), MS_OK);
+    tools[1] = (ms_reply_tool){"bad", 3, ms_json_root(doc), true};
+    rules = (ms_reply_rules){.channel = MS_CHANNEL_THINK, .tools = tools, .tool_count = 2, .choice = MS_REPLY_AUTO};
+    assert_int_equal(w.lane->reply_grammar(&g, w.tokenizer, &rules, &report, &err), MS_ERR_USAGE);
+    assert_int_equal(report.fault.kind, MS_SCHEMA_IMPOSSIBLE);
     ms_json_free(doc);
 }

@@ -24,6 +24,8 @@ int replies_close(void **state);
 void replies_of_all_rules(uint32_t times);
 /* Each tool alone, which must be called. */
 void replies_of_each_tool(uint32_t times);
+/* Tools whose schemas leave open that arguments are objects: they are none the less. */
+void replies_of_open_schemas(void **state);
 /* Of tools [first, first + count), one of which must be called. */
 ms_grammar *replies_grammar(ms_channel channel, size_t first, size_t count, bool parallel);
 /* Whether `text` is a whole reply. */

@@ -70,6 +70,7 @@ static void known_replies(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_combination_of_rules_holds),
                                        cmocka_unit_test(a_named_tool_is_a_list_of_one), cmocka_unit_test(known_replies),
+                                       cmocka_unit_test(replies_of_open_schemas),
                                        cmocka_unit_test(replies_of_bad_schemas)};
     return cmocka_run_group_tests_name("k3 grammar", tests, set_up, replies_close);
 }
