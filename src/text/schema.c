@@ -40,7 +40,13 @@ static const keyword keywords[] = {
     {"definitions", SHAPE_MAP, false}, {"$anchor", SHAPE_TEXT, false}, {"title", SHAPE_NOTE, false},
     {"description", SHAPE_NOTE, false}, {"default", SHAPE_NOTE, false}, {"examples", SHAPE_NOTE, false},
     {"$schema", SHAPE_NOTE, false}, {"$id", SHAPE_NOTE, false}, {"$comment", SHAPE_NOTE, false},
-    {"deprecated", SHAPE_NOTE, false}, {"readOnly", SHAPE_NOTE, false}, {"writeOnly", SHAPE_NOTE, false}};
+    {"deprecated", SHAPE_NOTE, false}, {"readOnly", SHAPE_NOTE, false}, {"writeOnly", SHAPE_NOTE, false},
+    {"contentMediaType", SHAPE_NOTE, false}, {"contentEncoding", SHAPE_NOTE, false},
+    {"contentSchema", SHAPE_NOTE, false}, {"nullable", SHAPE_BOOL, false}, {"discriminator", SHAPE_NOTE, false},
+    {"example", SHAPE_NOTE, false}, {"externalDocs", SHAPE_NOTE, false}, {"xml", SHAPE_NOTE, false},
+    {"markdownDescription", SHAPE_NOTE, false}, {"enumDescriptions", SHAPE_NOTE, false},
+    {"deprecationMessage", SHAPE_NOTE, false}};
+static const keyword extension = {"x-", SHAPE_NOTE, false}; /* whatever the name begins with it */
 
 static const keyword *keyword_of(const ms_json *member) {
     for (size_t i = 0; i < sizeof keywords / sizeof keywords[0]; i++) {
@@ -48,11 +54,12 @@ static const keyword *keyword_of(const ms_json *member) {
             return &keywords[i];
         }
     }
-    return NULL;
+    return member->key_len >= 2 && memcmp(member->key, extension.name, 2) == 0 ? &extension : NULL;
 }
 
 bool ms_schema_is_annotation(const ms_json *member) {
     const keyword *k = keyword_of(member);
+    if (k && !strcmp(k->name, "nullable")) return member->type != MS_JSON_TRUE;
     return k && (k->shape == SHAPE_NOTE || !strcmp(k->name, "$defs") || !strcmp(k->name, "definitions") ||
                  !strcmp(k->name, "$anchor"));
 }
@@ -301,7 +308,7 @@ static ms_status read_schema(reader *r, const ms_schema_node *n, unsigned depth)
         (void)snprintf(name, sizeof name, "%.*s", (int)(m->key_len < 32 ? m->key_len : ms_utf8_valid_prefix(m->key, 32)), m->key);
         if (!k)
             return as(MS_SCHEMA_UNKNOWN, r, ms_schema_refuse(r->s, at, name, r->fault, r->err, "unknown keyword"));
-        if (ms_json_get(at, k->name) != m) {
+        if (k != &extension && ms_json_get(at, k->name) != m) {
             return as(MS_SCHEMA_MALFORMED, r,
                       ms_schema_refuse(r->s, at, name, r->fault, r->err, "repeated keyword"));
         }
@@ -313,6 +320,7 @@ static ms_status read_schema(reader *r, const ms_schema_node *n, unsigned depth)
         if (k->shape == SHAPE_ENUM && m->count > MS_SCHEMA_MAX_ENUM) {
             return ms_schema_refuse(r->s, at, name, r->fault, r->err, "expected at most %d values", MS_SCHEMA_MAX_ENUM);
         }
+        if (!strcmp(k->name, "nullable") && m->type == MS_JSON_TRUE) r->s->nullable = true;
         if (k->shape == SHAPE_PATTERN) MS_TRY(add_pattern(r, at, k->name, m->str, m->str_len));
         if (k->shape == SHAPE_REF) MS_TRY(add_ref(r, m));
         MS_TRY(read_children(r, at, k, m, depth));

@@ -57,6 +57,15 @@ bool ms_compile_check(ms_compiler *c, const ms_json *schema, const ms_json *valu
     return valid && c->status == MS_OK;
 }
 
+static bool has_null(const ms_json *v) {
+    if (v->type == MS_JSON_NULL) return true;
+    for (const ms_json *x = v->child; x; x = x->next)
+        if (has_null(x)) return true;
+    return false;
+}
+
+bool ms_compile_null_is_open(const ms_compiler *c, const ms_json *value) { return c->s->nullable && has_null(value); }
+
 void *ms_compile_alloc(ms_compiler *c, size_t bytes) {
     if (c->status != MS_OK) return NULL;
     bytes = (bytes + 15) & ~(size_t)15;

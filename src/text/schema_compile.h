@@ -72,6 +72,8 @@ void ms_compile_fail(ms_compiler *c, const ms_json *at, const char *keyword, con
 bool ms_compile_work(ms_compiler *c, uint64_t steps);
 /* Whether a value fits a schema; false also after a failure. */
 bool ms_compile_check(ms_compiler *c, const ms_json *schema, const ms_json *value);
+/* Whether there is a null in a value that readers of the document take differently (`nullable`). */
+bool ms_compile_null_is_open(const ms_compiler *c, const ms_json *value);
 void ms_compile_status(ms_compiler *c, ms_status status); /* keeps the first failure */
 void *ms_compile_alloc(ms_compiler *c, size_t bytes); /* lives as long as the compiler */
 

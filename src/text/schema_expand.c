@@ -284,6 +284,7 @@ static bool values_apart(ms_compiler *c, const ms_json *a, const ms_json *b) {
     const ms_json *other = ms_json_get(b, "const");
     for (const ms_json *v = one ? one : list->child; v; v = one ? NULL : v->next) {
         if (other && !ms_schema_equal(v, other)) continue;
+        if (ms_compile_null_is_open(c, v)) return false;
         if (ms_compile_check(c, b, v) || c->status != MS_OK) return false;
     }
     return true;
@@ -306,7 +307,13 @@ static bool requires(const ms_json *schema, const ms_json *key) {
     return false;
 }
 
-/* Whether it is plain that no value fits both. */
+/* Types that a schema may have for some reader: null as well by `nullable`. */
+static unsigned open_type_bits(const ms_json *schema) {
+    const ms_json *k = ms_json_get(schema, "nullable");
+    return type_bits(schema) | (k && k->type == MS_JSON_TRUE);
+}
+
+/* Whether it is plain that no value of a fits b. */
 static bool apart(ms_compiler *c, const ms_json *a, const ms_json *b, int depth) {
     enum { PAIR_WORK = 2 };
     if (!ms_compile_work(c, PAIR_WORK)) return false;
@@ -314,8 +321,9 @@ static bool apart(ms_compiler *c, const ms_json *a, const ms_json *b, int depth)
     b = ms_compile_follow(c, b);
     if (!a || !b || a->type == MS_JSON_FALSE || b->type == MS_JSON_FALSE) return true;
     if (a->type == MS_JSON_TRUE || b->type == MS_JSON_TRUE) return false;
-    if (!(type_bits(a) & type_bits(b)) || values_apart(c, a, b) || values_apart(c, b, a)) return true;
-    if ((type_bits(a) & type_bits(b)) != 32 || depth == 0) return false;
+    unsigned common = type_bits(a) & open_type_bits(b);
+    if (!common || values_apart(c, a, b) || values_apart(c, b, a)) return true;
+    if (common != 32 || depth == 0) return false;
     const ms_json *p = ms_json_get(a, "properties"), *q = ms_json_get(b, "properties");
     for (const ms_json *x = p ? p->child : NULL; x; x = x->next) {
         for (const ms_json *y = q ? q->child : NULL; y; y = y->next) {

@@ -30,6 +30,7 @@ struct ms_schema {
     size_t pattern_count, pattern_cap;
     const ms_json **refs; /* pairs: the value of a $ref, its target */
     size_t ref_count, ref_cap;
+    bool nullable; /* some schema has `nullable`: readers of OpenAPI take null where it stands, others do not */
 };
 
 typedef enum ms_format_kind {
@@ -40,6 +41,8 @@ ms_format_kind ms_schema_format(const ms_json *name); /* MS_FORMAT_OTHER: an ann
 
 const ms_json *ms_schema_target(const ms_schema *s, const ms_json *ref); /* of the value of a $ref */
 const ms_regex *ms_schema_regex(const ms_schema *s, const char *text, size_t len);
+/* Whether a keyword says nothing about values.  `nullable` that is true does: no null is written for it, but what is not
+ * to fit such a schema may not be null either. */
 bool ms_schema_is_annotation(const ms_json *member);
 /* Fills the fault for a schema and keyword and the error; returns MS_ERR_USAGE. */
 ms_status ms_schema_refuse(const ms_schema *s, const ms_json *at, const char *keyword, ms_schema_fault *fault,

@@ -154,6 +154,7 @@ static void listed(ms_compiler *c, const ms_set *a, const ms_json *first, bool o
         l.count = 0;
         for (const ms_json *v = first; v && c->status == MS_OK; v = one ? NULL : v->next) {
             if ((int)v->type != type || !holds(c, a, v)) continue;
+            if ((type == MS_JSON_ARRAY || type == MS_JSON_OBJECT) && ms_compile_null_is_open(c, v)) continue;
             if (form == MS_FORM_UNIQUE && (type == MS_JSON_ARRAY || type == MS_JSON_OBJECT)) {
                 ms_compile_fail(c, c->current, "uniqueItems", "expected scalar items");
             }
