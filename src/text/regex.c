@@ -1,5 +1,8 @@
 /* regex.c: pattern to program (a nondeterministic automaton with assertions), search and subset construction.
  *
+ * Look-ahead right behind the ^ that begins a pattern says of the whole text what it must or must not begin with: it is
+ * a program of its own, and a text that matches is one of the rest that all of them agree to.
+ *
  * Invariants: node 0 loops over any symbol before a match and node 1 after it, so that search needs no special case.
  *   A `^` edge is followed only at the start of the text, a `$` edge only at its end.
  */
@@ -10,7 +13,7 @@
 
 #include "base/utf8.h"
 
-enum { MAX_NODES = 6000, MAX_GROUP_DEPTH = 60, MAX_REPEAT = 1000, MAX_TEXT = 1 << 16, ALL = 0x10FFFF };
+enum { MAX_NODES = 6000, MAX_LOOKS = 8, MAX_GROUP_DEPTH = 60, MAX_REPEAT = 1000, MAX_TEXT = 1 << 16, ALL = 0x10FFFF };
 
 typedef enum op { OP_SPLIT, OP_CLASS, OP_BEGIN, OP_END, OP_MATCH } op;
 
@@ -24,7 +27,14 @@ typedef struct node {
     uint32_t first, count; /* OP_CLASS: ranges, ascending and disjoint */
 } node;
 
+typedef struct look {
+    ms_regex *regex; /* anchored */
+    bool negative;
+} look;
+
 struct ms_regex {
+    look looks[MAX_LOOKS];
+    size_t look_count;
     node *nodes;
     uint32_t count, cap;
     range *ranges;
@@ -45,10 +55,14 @@ typedef struct piece {
     uint32_t start, end;
 } piece;
 
-static piece fail(parser *p, const char *what) {
-    if (p->status == MS_OK) p->status = ms_fail(p->err, MS_ERR_USAGE, "pattern, byte %zu: %s", p->at, what);
+static piece refuse(parser *p, ms_status status, const char *what) {
+    if (p->status == MS_OK) p->status = ms_fail(p->err, status, "%s, at byte %zu", what, p->at);
     return (piece){0, 0};
 }
+
+/* What is not supported, and what is no pattern. */
+static piece fail(parser *p, const char *what) { return refuse(p, MS_ERR_USAGE, what); }
+static piece malformed(parser *p, const char *what) { return refuse(p, MS_ERR_FORMAT, what); }
 
 static uint32_t add(parser *p, op kind, uint32_t a, uint32_t b) {
     ms_regex *r = p->r;
@@ -210,11 +224,11 @@ static uint32_t unicode_escape(parser *p) {
     if (take(p, '{')) {
         size_t start = p->at, n = 0;
         while (start + n < p->len && p->text[start + n] != '}') n++;
-        if (n == 0 || n > 6 || !hex(p, (unsigned)n, &v) || v > ALL || !take(p, '}')) (void)fail(p, "bad \\u{ escape");
+        if (n == 0 || n > 6 || !hex(p, (unsigned)n, &v) || v > ALL || !take(p, '}')) (void)malformed(p, "bad \\u{ escape");
         return v;
     }
     if (!hex(p, 4, &v)) {
-        (void)fail(p, "expected four hexadecimal digits after \\u");
+        (void)malformed(p, "expected four hexadecimal digits after \\u");
     } else if (v >= 0xD800 && v < 0xDC00 && p->len - p->at >= 6 && p->text[p->at] == '\\' && p->text[p->at + 1] == 'u') {
         size_t back = p->at;
         p->at += 2;
@@ -229,7 +243,7 @@ static uint32_t char_escape(parser *p) {
     uint32_t v = 0;
     int c = peek(p);
     if (c < 0) {
-        (void)fail(p, "expected a character after \\");
+        (void)malformed(p, "expected a character after \\");
         return 0;
     }
     p->at++;
@@ -244,11 +258,11 @@ static uint32_t char_escape(parser *p) {
         return 0;
     case 'c':
         c = peek(p) | 0x20;
-        if (c < 'a' || c > 'z') (void)fail(p, "expected a letter after \\c");
+        if (c < 'a' || c > 'z') (void)malformed(p, "expected a letter after \\c");
         p->at++;
         return (uint32_t)c & 31;
     case 'x':
-        if (!hex(p, 2, &v)) (void)fail(p, "expected two hexadecimal digits after \\x");
+        if (!hex(p, 2, &v)) (void)malformed(p, "expected two hexadecimal digits after \\x");
         return v;
     case 'u': return unicode_escape(p);
     default: break;
@@ -285,11 +299,11 @@ static piece bracket(parser *p) {
     bool invert = take(p, '^');
     while (p->status == MS_OK && !take(p, ']')) {
         uint32_t lo, hi;
-        if (peek(p) < 0) return fail(p, "expected ] to end the class");
+        if (peek(p) < 0) return malformed(p, "expected ] to end the class");
         bool single = class_member(p, &c, &lo);
         if (p->at + 1 < p->len && p->text[p->at] == '-' && p->text[p->at + 1] != ']') {
             p->at++;
-            if (!single || !class_member(p, &c, &hi) || hi < lo) return fail(p, "bad range in a class");
+            if (!single || !class_member(p, &c, &hi) || hi < lo) return malformed(p, "bad range in a class");
             class_add(p, &c, lo, hi);
         } else if (single) {
             class_add(p, &c, lo, lo);
@@ -306,9 +320,9 @@ static piece group(parser *p) {
         if (take(p, '<')) {
             if (peek(p) == '=' || peek(p) == '!') return fail(p, "look-behind is not supported");
             while (peek(p) >= 0 && peek(p) != '>') p->at++;
-            if (!take(p, '>')) return fail(p, "expected > after a group's name");
+            if (!take(p, '>')) return malformed(p, "expected > after a group's name");
         } else if (peek(p) == '=' || peek(p) == '!') {
-            return fail(p, "look-ahead is not supported");
+            return fail(p, "look-ahead is supported only right behind a ^ that begins the pattern");
         } else if (!take(p, ':')) {
             return fail(p, "unknown group form");
         }
@@ -316,7 +330,7 @@ static piece group(parser *p) {
     if (++p->depth > MAX_GROUP_DEPTH) return fail(p, "groups nest too deep");
     piece inner = alternation(p);
     p->depth--;
-    if (!take(p, ')')) return fail(p, "expected )");
+    if (!take(p, ')')) return malformed(p, "expected )");
     return inner;
 }
 
@@ -325,8 +339,10 @@ static piece assertion(parser *p, op kind) {
     return (piece){add(p, kind, end, MS_DFA_NONE), end};
 }
 
+static bool quantifier(parser *p, uint32_t *min, uint32_t *max);
+
 static piece atom(parser *p) {
-    int c = peek(p);
+    uint32_t min, max;
     if (take(p, '(')) return group(p);
     if (take(p, '[')) return bracket(p);
     if (take(p, '^')) return assertion(p, OP_BEGIN);
@@ -344,7 +360,7 @@ static piece atom(parser *p) {
         }
         return one(p, char_escape(p));
     }
-    if (c == '*' || c == '+' || c == '?') return fail(p, "nothing to repeat");
+    if (quantifier(p, &min, &max)) return malformed(p, "nothing to repeat");
     return one(p, next_cp(p));
 }
 
@@ -396,8 +412,8 @@ static piece again(parser *p, size_t from) {
 }
 
 static piece repeat(parser *p, piece x, size_t from, uint32_t min, uint32_t max) {
-    if (max != UINT32_MAX && (max > MAX_REPEAT || max < min)) return fail(p, "bad bounds of a repeat");
-    if (min > MAX_REPEAT) return fail(p, "bad bounds of a repeat");
+    if (max < min) return malformed(p, "expected bounds of a repeat in order");
+    if (min > MAX_REPEAT || (max != UINT32_MAX && max > MAX_REPEAT)) return fail(p, "expected at most 1000 repeats");
     uint32_t start = empty_node(p), at = start, end = empty_node(p);
     uint32_t copies = max == UINT32_MAX ? min + 1 : max;
     for (uint32_t i = 0; i < copies && p->status == MS_OK; i++) {
@@ -421,7 +437,7 @@ static piece sequence(parser *p) {
         uint32_t min, max;
         piece x = atom(p);
         if (p->status == MS_OK && quantifier(p, &min, &max)) {
-            if (p->text[from] == '^' || p->text[from] == '$') return fail(p, "nothing to repeat");
+            if (p->text[from] == '^' || p->text[from] == '$') return malformed(p, "nothing to repeat");
             x = repeat(p, x, from, min, max);
         }
         link_to(p, at, x.start);
@@ -442,17 +458,25 @@ static piece alternation(parser *p) {
     return all;
 }
 
-ms_status ms_regex_compile(ms_regex **out, const char *pattern, size_t len, ms_error *err) {
+/* What a part of a pattern is: all of it, the inside of a look-ahead, what stands behind them. */
+typedef enum part { PART_ALL, PART_LOOK, PART_REST } part;
+
+static piece body_of(parser *p, part kind) {
+    piece body = kind == PART_REST ? sequence(p) : alternation(p);
+    if (p->status == MS_OK && peek(p) == ')') return malformed(p, "unexpected )");
+    if (p->status == MS_OK && peek(p) == '|') return fail(p, "alternation beside a look-ahead is supported only in a group");
+    return kind == PART_ALL ? body : (piece){add(p, OP_BEGIN, body.start, MS_DFA_NONE), body.end};
+}
+
+static ms_status compile_part(ms_regex **out, parser *whole, size_t from, size_t to, part kind) {
     *out = NULL;
     ms_regex *r = calloc(1, sizeof *r);
-    if (!r) return ms_fail_memory(err, "a pattern", sizeof *r);
-    parser p = {.r = r, .text = pattern, .len = len, .err = err, .status = MS_OK};
-    if (len > MAX_TEXT) (void)fail(&p, "expected a shorter pattern");
+    if (!r) return ms_fail_memory(whole->err, "a pattern", sizeof *r);
+    parser p = {.r = r, .text = whole->text, .len = to, .at = from, .err = whole->err, .status = MS_OK};
     class_set any = {.items = {{0, ALL}}, .count = 1};
     uint32_t before = add(&p, OP_SPLIT, MS_DFA_NONE, MS_DFA_NONE);
     uint32_t after = add(&p, OP_MATCH, MS_DFA_NONE, MS_DFA_NONE);
-    piece head = class_piece(&p, &any), tail = class_piece(&p, &any), body = alternation(&p);
-    if (p.status == MS_OK && peek(&p) == ')') (void)fail(&p, "unexpected )");
+    piece head = class_piece(&p, &any), tail = class_piece(&p, &any), body = body_of(&p, kind);
     if (p.status == MS_OK) {
         link_to(&p, before, body.start);
         link_to(&p, before, head.start);
@@ -467,8 +491,61 @@ ms_status ms_regex_compile(ms_regex **out, const char *pattern, size_t len, ms_e
     return p.status;
 }
 
+/* The place of the ) that ends a group whose inside begins here; the end of the text: there is none. */
+static size_t end_of_group(const parser *p, size_t at) {
+    bool in_class = false;
+    for (unsigned depth = 1; at < p->len; at++) {
+        char c = p->text[at];
+        if (c == '\\') at++;
+        else if (in_class) in_class = c != ']';
+        else if (c == '[') in_class = true;
+        else if (c == '(') depth++;
+        else if (c == ')' && --depth == 0) return at;
+    }
+    return p->len;
+}
+
+static bool look_begins(const parser *p) {
+    const char *s = p->text + p->at;
+    return p->len - p->at >= 3 && s[0] == '(' && s[1] == '?' && (s[2] == '=' || s[2] == '!');
+}
+
+static void take_looks(parser *p, look *looks, size_t *count) {
+    for (*count = 0; p->status == MS_OK && look_begins(p);) {
+        size_t inside = p->at + 3, end = end_of_group(p, inside);
+        if (end >= p->len) {
+            (void)malformed(p, "expected ) to end the look-ahead");
+        } else if (*count == MAX_LOOKS) {
+            (void)fail(p, "expected at most 8 look-aheads");
+        } else {
+            looks[*count].negative = p->text[inside - 1] == '!';
+            p->status = compile_part(&looks[*count].regex, p, inside, end, PART_LOOK);
+            *count += p->status == MS_OK;
+            p->at = end + 1;
+        }
+    }
+}
+
+ms_status ms_regex_compile(ms_regex **out, const char *pattern, size_t len, ms_error *err) {
+    parser p = {.text = pattern, .len = len, .err = err, .status = MS_OK};
+    look looks[MAX_LOOKS];
+    size_t count = 0;
+    *out = NULL;
+    if (len > MAX_TEXT) (void)fail(&p, "expected a shorter pattern");
+    if (take(&p, '^')) take_looks(&p, looks, &count);
+    if (p.status == MS_OK) p.status = compile_part(out, &p, count ? p.at : 0, len, count ? PART_REST : PART_ALL);
+    if (p.status == MS_OK) {
+        memcpy((*out)->looks, looks, count * sizeof *looks);
+        (*out)->look_count = count;
+    } else {
+        for (size_t i = 0; i < count; i++) ms_regex_free(looks[i].regex);
+    }
+    return p.status;
+}
+
 void ms_regex_free(ms_regex *r) {
     if (!r) return;
+    for (size_t i = 0; i < r->look_count; i++) ms_regex_free(r->looks[i].regex);
     free(r->nodes);
     free(r->ranges);
     free(r);
@@ -569,7 +646,7 @@ static bool matches_at_end(const runner *x, const uint64_t *set, bool begin) {
     return match;
 }
 
-ms_status ms_regex_search(const ms_regex *r, const char *text, size_t len, bool *found, ms_error *err) {
+static ms_status search_one(const ms_regex *r, const char *text, size_t len, bool *found, ms_error *err) {
     runner x;
     uint64_t *set = NULL;
     bool good = runner_init(&x, r) && (set = calloc(x.words, sizeof *set)) != NULL;
@@ -586,6 +663,15 @@ ms_status ms_regex_search(const ms_regex *r, const char *text, size_t len, bool 
     free(set);
     runner_free(&x);
     return good ? MS_OK : ms_fail_memory(err, "a pattern search", r->count * sizeof *set);
+}
+
+ms_status ms_regex_search(const ms_regex *r, const char *text, size_t len, bool *found, ms_error *err) {
+    MS_TRY(search_one(r, text, len, found, err));
+    for (size_t i = 0; i < r->look_count && *found; i++) {
+        MS_TRY(search_one(r->looks[i].regex, text, len, found, err));
+        *found = *found != r->looks[i].negative;
+    }
+    return MS_OK;
 }
 
 /* ------------------------------------------------------------------ subset construction */
@@ -632,7 +718,7 @@ static bool set_accept(const void *arg, const void *key) {
     return matches_at_end(x, set, set[x->words] != 0);
 }
 
-ms_status ms_regex_dfa(ms_dfa *out, const ms_regex *r, uint32_t max_states, uint64_t *work, ms_error *err) {
+static ms_status one_dfa(ms_dfa *out, const ms_regex *r, uint32_t max_states, uint64_t *work, ms_error *err) {
     runner x;
     uint64_t *start = NULL;
     *out = (ms_dfa){0};
@@ -647,5 +733,31 @@ ms_status ms_regex_dfa(ms_dfa *out, const ms_regex *r, uint32_t max_states, uint
     }
     free(start);
     runner_free(&x);
+    return status;
+}
+
+/* Replaces *all by the texts of it that a look-ahead agrees to. */
+static ms_status narrow_by(ms_dfa *all, const look *l, uint32_t max_states, uint64_t *work, ms_error *err) {
+    ms_dfa one = {0}, other = {0}, both = {0};
+    MS_TRY(one_dfa(&one, l->regex, max_states, work, err));
+    ms_status status = MS_OK;
+    if (l->negative) {
+        status = ms_dfa_complement(&other, &one, max_states, work, err);
+        ms_dfa_clear(&one);
+        one = other;
+    }
+    if (status == MS_OK) status = ms_dfa_intersect(&both, all, &one, max_states, work, err);
+    ms_dfa_clear(&one);
+    ms_dfa_clear(all);
+    *all = both;
+    return status;
+}
+
+ms_status ms_regex_dfa(ms_dfa *out, const ms_regex *r, uint32_t max_states, uint64_t *work, ms_error *err) {
+    ms_status status = one_dfa(out, r, max_states, work, err);
+    for (size_t i = 0; i < r->look_count && status == MS_OK; i++) {
+        status = narrow_by(out, &r->looks[i], max_states, work, err);
+    }
+    if (status != MS_OK) ms_dfa_clear(out);
     return status;
 }

@@ -2,11 +2,12 @@
  *
  * Known: literals, `.`, classes with ranges and negation, \d \D \w \W \s \S, \t \n \v \f \r \0 \cX \xHH \uHHHH \u{H} and
  * escaped punctuation, groups (plain, (?:..), (?<name>..)), alternation, * + ? {n} {n,} {n,m} (lazy forms too), ^ and $
- * anywhere.  A pattern is searched for: without anchors it may match anywhere.  Refused by name: look-around, back
- * references, \b, \B, \p, \k.  Symbols are code points, as with ECMA's u flag.
+ * anywhere, and (?=..) (?!..) right behind a ^ that begins the pattern, without alternation beside them.  A pattern is
+ * searched for: without anchors it may match anywhere.  Refused by name: other look-around, back references, \b, \B,
+ * \p, \k.  Symbols are code points, as with ECMA's u flag.
  *
  * Owns: ms_regex owns its program.  Threads: immutable once compiled.
- * Errors: MS_ERR_USAGE with the byte offset in the pattern and what was found.
+ * Errors: MS_ERR_USAGE for what is not supported, MS_ERR_FORMAT for what is no pattern, with the byte offset in it.
  */
 #ifndef MS_TEXT_REGEX_H
 #define MS_TEXT_REGEX_H

@@ -196,6 +196,8 @@ static ms_status add_pattern(reader *r, const ms_json *at, const char *word, con
     ms_regex *regex;
     ms_status status = ms_regex_compile(&regex, text, len, &why);
     if (status == MS_ERR_USAGE) return ms_schema_refuse(s, at, word, r->fault, r->err, "%s", why.message);
+    if (status == MS_ERR_FORMAT)
+        return as(MS_SCHEMA_MALFORMED, r, ms_schema_refuse(s, at, word, r->fault, r->err, "%s", why.message));
     if (status != MS_OK) return ms_fail(r->err, status, "%s", why.message);
     s->patterns[s->pattern_count++] = (ms_schema_pattern){text, len, regex};
     return MS_OK;
@@ -260,6 +262,10 @@ static const char *bad_value(shape kind, const ms_json *v) {
 static ms_status read_schema(reader *r, const ms_schema_node *n, unsigned depth);
 
 static ms_status read_children(reader *r, const ms_json *at, const keyword *k, const ms_json *v, unsigned depth) {
+    if (!strcmp(k->name, "items") && v->type == MS_JSON_ARRAY) { /* as drafts up to 7 have it */
+        return ms_schema_refuse(r->s, at, k->name, r->fault, r->err,
+                                "expected one schema for all items; lists of them are prefixItems");
+    }
     ms_schema_node n = {.at = v, .parent = at, .step = k->name, .index = SIZE_MAX};
     if (k->shape == SHAPE_SCHEMA) return read_schema(r, &n, depth + 1);
     if (k->shape != SHAPE_LIST && k->shape != SHAPE_MAP && k->shape != SHAPE_PATTERNS) return MS_OK;

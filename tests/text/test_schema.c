@@ -129,6 +129,14 @@ static void refusals_say_what_is_wrong(void **state) {
                  {"{\"$ref\":\"#\"}", "", "$ref", MS_SCHEMA_MALFORMED},
                  {"{\"$ref\":\"http://x.example/\"}", "", "$ref", MS_SCHEMA_UNSUPPORTED},
                  {"{\"items\":{\"pattern\":\"(?=a)\"}}", "/items", "pattern", MS_SCHEMA_UNSUPPORTED},
+                 {"{\"pattern\":\"(?i)a\"}", "", "pattern", MS_SCHEMA_UNSUPPORTED},
+                 {"{\"pattern\":\"a{2000}\"}", "", "pattern", MS_SCHEMA_UNSUPPORTED},
+                 {"{\"pattern\":\"(\"}", "", "pattern", MS_SCHEMA_MALFORMED},
+                 {"{\"pattern\":\"[z-a]\"}", "", "pattern", MS_SCHEMA_MALFORMED},
+                 {"{\"pattern\":\"a{2,1}\"}", "", "pattern", MS_SCHEMA_MALFORMED},
+                 {"{\"pattern\":\"^(?!a)+b\"}", "", "pattern", MS_SCHEMA_MALFORMED},
+                 {"{\"patternProperties\":{\"a**\":{}}}", "", "patternProperties", MS_SCHEMA_MALFORMED},
+                 {"{\"items\":[{},{}]}", "", "items", MS_SCHEMA_UNSUPPORTED},
                  {"{\"not\":{\"multipleOf\":3}}", "", "not", MS_SCHEMA_UNSUPPORTED}};
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         ms_json_doc *doc;
