@@ -61,11 +61,14 @@ typedef struct ms_api_limits {
     bool needs_reasoning; /* the template renders the reasoning of old turns, so that a replay must have it */
 } ms_api_limits;
 
+#define MS_API_NO_MESSAGE UINT32_MAX
+
 typedef struct ms_api_tool {
     const char *name;
     size_t name_len;
     const ms_json *parameters; /* NULL: no arguments */
     bool strict;
+    uint32_t message, index; /* where the request has it: of its list, which is that of a message or MS_API_NO_MESSAGE */
 } ms_api_tool;
 
 typedef enum ms_api_tool_choice {

@@ -302,7 +302,11 @@ static bool bind(ms_api_parse *p) {
     for (const ms_json *m = ms_json_get(root, "messages")->child; m; m = m->next) {
         bind_tools(r, ms_json_get(m, "tools"), p->tool_count, &r->tool_count);
     }
-    for (size_t i = 0; i < r->tool_count; i++) r->tool_allowed[i] = p->allowed[i];
+    for (size_t i = 0; i < r->tool_count; i++) {
+        r->tool_allowed[i] = p->allowed[i];
+        r->tools[i].message = p->tool_places[i].message;
+        r->tools[i].index = p->tool_places[i].index;
+    }
     return true;
 }
 

@@ -40,6 +40,9 @@ typedef struct ms_api_parse {
     bool spliced; /* Responses: a remembered conversation stands in front */
     /* Tools in the order of declaration; the first static_tools are those of the request, the rest of messages. */
     ms_api_str tool_names[MS_API_MAX_TOOLS];
+    struct {
+        uint32_t message, index;
+    } tool_places[MS_API_MAX_TOOLS]; /* as in ms_api_tool */
     bool allowed[MS_API_MAX_TOOLS]; /* by tool_choice */
     size_t tool_count, static_tools;
     ms_text tools, choice, format; /* chat forms: elements of the list; values; "": absent */

@@ -20,6 +20,16 @@ static bool find_tool(const ms_api_parse *p, const ms_json *name, size_t *index)
     return false;
 }
 
+/* The next tool is the innermost index of its path; one further out is the message that declares it. */
+static void remember_place(ms_api_parse *p, const ms_api_path *at) {
+    uint32_t places[2] = {0, MS_API_NO_MESSAGE};
+    size_t n = 0;
+    for (; at && n < 2; at = at->up)
+        if (!at->key) places[n++] = (uint32_t)at->index;
+    p->tool_places[p->tool_count].index = places[0];
+    p->tool_places[p->tool_count].message = places[1];
+}
+
 /* Name, description, parameters and strict at their paths under `at`; the name is remembered. */
 static bool check_tool(ms_api_parse *p, const ms_api_path *at, const ms_api_tool_parts *t) {
     ms_api_path name_at = {.up = at, .key = "name"}, schema_at = {.up = at, .key = t->schema_key};
@@ -46,6 +56,7 @@ static bool check_tool(ms_api_parse *p, const ms_api_path *at, const ms_api_tool
     if (p->tool_count == MS_API_MAX_TOOLS) {
         return ms_api_bad(p, at, "invalid_tool", "expected at most %d tools", MS_API_MAX_TOOLS);
     }
+    remember_place(p, at);
     p->tool_names[p->tool_count++] = (ms_api_str){t->name->str, t->name->str_len};
     return true;
 }

@@ -68,8 +68,8 @@ void ms_constraint_release(ms_constraint *c) {
 
 typedef struct making {
     ms_reply_rules rules;
-    ms_reply_tool *tools; /* [request's tools] */
-    size_t *numbers;      /* of each in the request */
+    ms_reply_tool *tools;         /* [request's tools] */
+    const ms_api_tool **declared; /* each as the request has it */
     bool *unconstrained;
 } making;
 
@@ -79,9 +79,9 @@ static bool prepare(making *m, const ms_api_request *q) {
     static const ms_reply_format formats[] = {MS_REPLY_TEXT, MS_REPLY_JSON_OBJECT, MS_REPLY_JSON_SCHEMA};
     size_t n = q->tool_count ? q->tool_count : 1;
     *m = (making){.tools = calloc(n, sizeof *m->tools),
-                  .numbers = calloc(n, sizeof *m->numbers),
+                  .declared = calloc(n, sizeof *m->declared),
                   .unconstrained = calloc(n, sizeof *m->unconstrained)};
-    if (!m->tools || !m->numbers || !m->unconstrained) return false;
+    if (!m->tools || !m->declared || !m->unconstrained) return false;
     bool must = q->tool_choice == MS_TOOLS_REQUIRED || q->tool_choice == MS_TOOLS_NAMED ||
                 (q->tool_choice == MS_TOOLS_ALLOWED && q->allowed_required);
     m->rules = (ms_reply_rules){.channel = q->thinking ? MS_CHANNEL_THINK : MS_CHANNEL_RESPONSE,
@@ -95,7 +95,7 @@ static bool prepare(making *m, const ms_api_request *q) {
     for (size_t i = 0; i < q->tool_count; i++) {
         if (!is_callable(q, i)) continue;
         const ms_api_tool *t = &q->tools[i];
-        m->numbers[m->rules.tool_count] = i;
+        m->declared[m->rules.tool_count] = t;
         m->tools[m->rules.tool_count++] = (ms_reply_tool){t->name, t->name_len, t->parameters, t->strict};
     }
     if (m->rules.choice == MS_REPLY_NO_TOOLS || !m->rules.tool_count) {
@@ -107,7 +107,7 @@ static bool prepare(making *m, const ms_api_request *q) {
 
 static void unprepare(making *m) {
     free(m->tools);
-    free(m->numbers);
+    free(m->declared);
     free(m->unconstrained);
 }
 
@@ -118,31 +118,34 @@ static void write_key(const making *m, ms_text *key) {
     if (m->rules.schema) ms_text_append(key, m->rules.schema->raw, m->rules.schema->raw_len);
     for (size_t i = 0; i < m->rules.tool_count; i++) {
         const ms_reply_tool *t = &m->tools[i];
-        ms_text_printf(key, "\n%zu %zu %d ", m->numbers[i], t->name_len, t->strict);
+        ms_text_printf(key, "\n%u %u %zu %d ", m->declared[i]->message, m->declared[i]->index, t->name_len, t->strict);
         ms_text_append(key, t->name, t->name_len);
         if (t->parameters) ms_text_append(key, t->parameters->raw, t->parameters->raw_len);
     }
 }
 
-/* What is wrong with a schema, in words of its own: a keyword is named where it is one of JSON Schema. */
-static bool refuse_schema(const ms_schema_fault *f, const char *param, ms_api_error *e) {
-    const char *keyword = *f->keyword ? f->keyword : "schema";
-    switch (f->kind) {
-    case MS_SCHEMA_MALFORMED:
-        return ms_api_fail(e, 400, "invalid_schema", param,
-                           "%s: it is not what JSON Schema asks for in the schema that param points to", keyword);
-    case MS_SCHEMA_IMPOSSIBLE:
-        return ms_api_fail(e, 400, "unsupported_schema", param,
-                           "no value fits the schema that param points to, or none that can be written exactly");
-    case MS_SCHEMA_UNKNOWN:
-        return ms_api_fail(e, 400, "unsupported_schema", param,
-                           "the schema that param points to has a keyword that is not known");
-    default:
-        return ms_api_fail(e, 400, "unsupported_schema", param,
-                           "%s: in the schema that param points to it cannot be kept exactly, or is beyond what is "
-                           "supported in length, number or work",
-                           keyword);
-    }
+/* What is wrong with the schema at a place: keyword and reason, as the compiler found them. */
+static bool refuse_schema(const ms_schema_fault *f, const char *place, ms_api_error *e) {
+    const char *code = f->kind == MS_SCHEMA_MALFORMED ? "invalid_schema" : "unsupported_schema";
+    const char *reason = *f->reason ? f->reason : "it cannot be kept exactly, or takes too much work";
+    if (f->kind == MS_SCHEMA_UNKNOWN) reason = "this keyword is not known";
+    if (f->kind == MS_SCHEMA_IMPOSSIBLE) reason = "no value fits the schema, or none that can be written exactly";
+    return ms_api_fail(e, 400, code, place, "%s: %s%s%s", place, f->keyword, *f->keyword ? ": " : "", reason);
+}
+
+/* Where the request has the schema of a tool or (NULL) of the response format, as a JSON pointer. */
+static void schema_place(char *out, size_t size, ms_api_kind kind, const ms_api_tool *t) {
+    const char *in_function = kind == MS_API_CHAT ? "/function" : "";
+    const char *schema = kind == MS_API_MESSAGES ? "input_schema" : "parameters";
+    if (t && t->message != MS_API_NO_MESSAGE)
+        (void)snprintf(out, size, "/messages/%u/tools/%u%s/%s", t->message, t->index, in_function, schema);
+    else if (t)
+        (void)snprintf(out, size, "/tools/%u%s/%s", t->index, in_function, schema);
+    else
+        (void)snprintf(out, size, "%s",
+                       kind == MS_API_CHAT       ? "/response_format/json_schema/schema"
+                       : kind == MS_API_MESSAGES ? "/output_config/format/schema"
+                                                 : "/text/format/schema");
 }
 
 static bool refuse(const making *m, const ms_api_request *q, const ms_reply_report *report, ms_status status,
@@ -150,16 +153,11 @@ static bool refuse(const making *m, const ms_api_request *q, const ms_reply_repo
     if (status == MS_ERR_MEMORY) return ms_api_fail_memory(e);
     if (status != MS_ERR_USAGE)
         return ms_api_fail(e, 500, "internal_error", "", "the reply's grammar could not be made");
-    char param[256];
-    const char *pointer = report->fault.pointer;
-    if (report->fault_tool != MS_REPLY_RESPONSE && report->fault_tool < m->rules.tool_count) {
-        (void)snprintf(param, sizeof param, "/tools/%zu%.220s", m->numbers[report->fault_tool], pointer);
-    } else if (q->kind == MS_API_CHAT) {
-        (void)snprintf(param, sizeof param, "/response_format/json_schema/schema%.210s", pointer);
-    } else {
-        (void)snprintf(param, sizeof param, "/schema%.240s", pointer);
-    }
-    return refuse_schema(&report->fault, param, e);
+    char schema[60], place[256];
+    bool of_tool = report->fault_tool != MS_REPLY_RESPONSE && report->fault_tool < m->rules.tool_count;
+    schema_place(schema, sizeof schema, q->kind, of_tool ? m->declared[report->fault_tool] : NULL);
+    (void)snprintf(place, sizeof place, "%s%.195s", schema, report->fault.pointer);
+    return refuse_schema(&report->fault, place, e);
 }
 
 static bool make(ms_constraints *c, making *m, const ms_api_request *q, ms_constraint *out, ms_api_error *e) {
@@ -175,7 +173,10 @@ static bool make(ms_constraints *c, making *m, const ms_api_request *q, ms_const
     if (status != MS_OK) return refuse(m, q, &report, status, e);
     for (size_t i = 0; i < m->rules.tool_count; i++) {
         if (!m->unconstrained[i]) continue;
-        ms_text_printf(&out->ignored, "%stools[%zu].parameters(grammar)", out->ignored.len ? "," : "", m->numbers[i]);
+        const ms_api_tool *t = m->declared[i];
+        if (out->ignored.len) ms_text_puts(&out->ignored, ",");
+        if (t->message != MS_API_NO_MESSAGE) ms_text_printf(&out->ignored, "messages[%u].", t->message);
+        ms_text_printf(&out->ignored, "tools[%u].parameters(grammar)", t->index);
     }
     return true;
 }

@@ -1,6 +1,7 @@
 /* grammar_reply.c: the schemas of a reply as blocks (grammar_reply.h). */
 #include "text/grammar_reply.h"
 
+#include <stdio.h>
 #include <string.h>
 
 ms_status ms_reply_response_block(ms_grammar *g, const ms_reply_rules *rules, uint32_t *block, ms_reply_report *report,
@@ -28,7 +29,10 @@ static ms_status finish(ms_grammar *g, uint32_t root, const uint32_t *schema, ms
         *fault = (ms_schema_fault){.kind = MS_SCHEMA_IMPOSSIBLE};
         return ms_fail(err, MS_ERR_USAGE, "schema #: expected a schema that some value fits");
     }
-    if (status == MS_ERR_USAGE) *fault = (ms_schema_fault){.kind = MS_SCHEMA_UNSUPPORTED};
+    if (status == MS_ERR_USAGE) {
+        *fault = (ms_schema_fault){.kind = MS_SCHEMA_UNSUPPORTED};
+        if (err) (void)snprintf(fault->reason, sizeof fault->reason, "%.159s", err->message);
+    }
     return status;
 }
 

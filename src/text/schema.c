@@ -119,12 +119,13 @@ ms_status ms_schema_refuse(const ms_schema *s, const ms_json *at, const char *wo
     ms_text_append(&t, "", 0);
     pointer_of(s, node_of(s, at), &t);
     const char *shown = t.data ? t.data : "";
-    size_t skip = t.len > 200 ? t.len - 200 : 0;
+    size_t skip = t.len > 190 ? t.len - 190 : 0;
     while (skip && skip < t.len && ((uint8_t)shown[skip] & 0xC0) == 0x80) skip++;
     if (fault) {
         fault->kind = MS_SCHEMA_UNSUPPORTED;
         (void)snprintf(fault->pointer, sizeof fault->pointer, "%s%s", skip ? "..." : "", shown + skip);
         (void)snprintf(fault->keyword, sizeof fault->keyword, "%s", word);
+        (void)snprintf(fault->reason, sizeof fault->reason, "%.159s", what);
     }
     ms_status status = ms_fail(err, MS_ERR_USAGE, "schema #%s%s%s%s: %s", skip ? "..." : "", shown + skip,
                                *word ? "/" : "", word, what);

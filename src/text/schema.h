@@ -37,6 +37,7 @@ typedef struct ms_schema_fault {
     ms_schema_fault_kind kind;
     char pointer[256]; /* JSON pointer of the schema; long ones keep their end behind "..." */
     char keyword[48];  /* "": the schema as a whole */
+    char reason[160];  /* fixed words and numbers: what was expected; "": only the kind is known */
 } ms_schema_fault;
 
 /* fault may be NULL everywhere. */

@@ -156,19 +156,25 @@ static void why_a_schema_is_refused(void **state) {
     (void)state;
     static const struct {
         const char *schema, *code, *keyword, *param;
-    } rules[] = {
-        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?=x)\"}}}",
-         "unsupported_schema", "pattern:", "/properties/a"},
-        {"{\"type\":\"array\",\"items\":{\"type\":\"object\"},\"uniqueItems\":true}", "unsupported_schema",
-         "uniqueItems:", ""},
-        {"{\"type\":\"string\",\"minLength\":1000000}", "unsupported_schema", "schema:", ""},
-        {"{\"properties\":{\"a\":{\"tpye\":\"string\"}}}", "unsupported_schema", "not known", "/properties/a"},
-        {"{\"properties\":{\"a\":{\"type\":\"strong\"}}}", "invalid_schema", "type:", "/properties/a"},
-        {"{\"properties\":{\"a\":{\"$ref\":\"#/nowhere\"}}}", "invalid_schema", "$ref:", "/properties/a"},
-        {"{\"type\":\"integer\",\"minimum\":5,\"maximum\":4}", "unsupported_schema", "no value fits", ""},
-        {"{\"not\":{}}", "unsupported_schema", "no value fits", ""},
-        {"{\"type\":\"object\",\"required\":[\"a\"],\"additionalProperties\":false}", "unsupported_schema",
-         "no value fits", ""}};
+    } rules[] = {{"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?=x)\"}}}",
+                  "unsupported_schema", "pattern:", "/properties/a"},
+                 {"{\"type\":\"array\",\"items\":{\"type\":\"object\"},\"uniqueItems\":true}", "unsupported_schema",
+                  "uniqueItems:", ""},
+                 {"{\"type\":\"string\",\"minLength\":1000000}", "unsupported_schema", "262144 bytes", ""},
+                 {"{\"properties\":{\"a\":{\"tpye\":\"string\"}}}", "unsupported_schema",
+                  "tpye: this keyword is not known", "/properties/a"},
+                 {"{\"items\":[{}]}", "unsupported_schema", "items: expected one schema", ""},
+                 {"{\"properties\":{\"a\":{\"pattern\":\"(\"}}}", "invalid_schema", "pattern: expected ), at byte 1",
+                  "/properties/a"},
+                 {"{\"patternProperties\":{\"1\":{},\"2\":{},\"3\":{},\"4\":{},\"5\":{},\"6\":{},\"7\":{}}}",
+                  "unsupported_schema", "patternProperties: expected at most 6 patterns in one place", ""},
+                 {"{\"properties\":{\"a\":{\"type\":\"strong\"}}}", "invalid_schema", "type:", "/properties/a"},
+                 {"{\"properties\":{\"a\":{\"$ref\":\"#/nowhere\"}}}", "invalid_schema",
+                  "$ref: expected a schema at its target", "/properties/a"},
+                 {"{\"type\":\"integer\",\"minimum\":5,\"maximum\":4}", "unsupported_schema", "no value fits", ""},
+                 {"{\"not\":{}}", "unsupported_schema", "no value fits", ""},
+                 {"{\"type\":\"object\",\"required\":[\"a\"],\"additionalProperties\":false}", "unsupported_schema",
+                  "no value fits", ""}};
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         for (int tools = 0; tools < 2; tools++) { /* whether or not something else could be replied */
             http_response r;
@@ -186,9 +192,61 @@ static void why_a_schema_is_refused(void **state) {
             assert_int_equal(r.status, 400);
             assert_string_equal(http_text(&r, "error.code"), rules[i].code);
             assert_string_equal(http_text(&r, "error.param"), param);
-            if (!strstr(http_text(&r, "error.message"), rules[i].keyword)) fail_msg("%s", http_text(&r, "error.message"));
+            const char *message = http_text(&r, "error.message");
+            if (!strstr(message, rules[i].keyword)) fail_msg("%s", message);
+            assert_memory_equal(message, param, strlen(param)); /* some APIs have the message alone */
             http_free(&r);
         }
+    }
+}
+
+#define BAD   "{\"type\":\"object\",\"properties\":{\"a\":{\"pattern\":\"\\\\bx\"}}}"
+#define ASKED "{\"model\":\"moonshine\",\"max_tokens\":9,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+
+/* The place is that of the request as it came, past tools that are skipped. */
+static void where_a_schema_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *path, *body, *place;
+    } rules[] = {
+        {"/v1/chat/completions",
+         ASKED "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"t\",\"strict\":true,\"parameters\":" BAD
+               "}}]}",
+         "/tools/0/function/parameters"},
+        {"/v1/chat/completions",
+         "{\"model\":\"moonshine\",\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"system\",\"tools\":["
+         "{\"type\":\"function\",\"function\":{\"name\":\"s\"}},{\"type\":\"function\",\"function\":{\"name\":\"t\","
+         "\"strict\":true,\"parameters\":" BAD "}}]}]}",
+         "/messages/1/tools/1/function/parameters"},
+        {"/v1/messages",
+         ASKED "\"tools\":[{\"type\":\"web_search_20250305\",\"name\":\"w\"},{\"name\":\"t\",\"strict\":true,"
+               "\"input_schema\":" BAD "}]}",
+         "/tools/1/input_schema"},
+        {"/v1/messages", ASKED "\"output_config\":{\"format\":{\"type\":\"json_schema\",\"schema\":" BAD "}}}",
+         "/output_config/format/schema"},
+        {"/v1/responses",
+         "{\"model\":\"moonshine\",\"input\":\"x\",\"tools\":[{\"type\":\"web_search\"},{\"type\":\"function\","
+         "\"name\":"
+         "\"t\",\"strict\":true,\"parameters\":" BAD "}]}",
+         "/tools/1/parameters"},
+        {"/v1/responses",
+         "{\"model\":\"moonshine\",\"input\":\"x\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"s\","
+         "\"schema\":" BAD "}}}",
+         "/text/format/schema"}};
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        http_response r;
+        char message[256], param[128];
+        (void)snprintf(param, sizeof param, "%s/properties/a", rules[i].place);
+        (void)snprintf(message, sizeof message, "%s: pattern: word boundaries (\\b, \\B) are not supported, at byte 1",
+                       param);
+        http_call(f.port, "POST", rules[i].path, NULL, rules[i].body, &r);
+        if (r.status != 400) fail_msg("%zu: %d %s", i, r.status, r.body.data);
+        assert_string_equal(http_text(&r, "error.message"), message);
+        if (strcmp(rules[i].path, "/v1/messages") != 0) {
+            assert_string_equal(http_text(&r, "error.code"), "unsupported_schema");
+            assert_string_equal(http_text(&r, "error.param"), param);
+        }
+        http_free(&r);
     }
 }
 
@@ -207,7 +265,7 @@ static void what_is_refused(void **state) {
         &r);
     assert_int_equal(r.status, 400);
     assert_string_equal(http_text(&r, "error.code"), "unsupported_schema");
-    assert_non_null(strstr(http_text(&r, "error.param"), "/tools/0"));
+    assert_non_null(strstr(http_text(&r, "error.param"), "/tools/0/function/parameters"));
     http_free(&r);
     /* Without strict such a tool is free, and the reply says so. */
     expect("x",
@@ -334,7 +392,8 @@ static void free_text_is_cut(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_that_are_required),   cmocka_unit_test(formats),
-        cmocka_unit_test(what_is_refused), cmocka_unit_test(why_a_schema_is_refused),           cmocka_unit_test(free_text_is_cut),
+        cmocka_unit_test(what_is_refused),           cmocka_unit_test(why_a_schema_is_refused),
+        cmocka_unit_test(where_a_schema_is_refused), cmocka_unit_test(free_text_is_cut),
         cmocka_unit_test(limits_that_are_too_small), cmocka_unit_test(a_context_that_is_too_small),
     };
     return cmocka_run_group_tests(tests, start, stop);
