@@ -4,8 +4,8 @@
  * of what was read stands beside the count of integer digits, and both together decide at the end.
  *
  * Readers of JSON mostly keep numbers as doubles, which tell decimals of 15 digits apart and may take longer ones for the
- * same.  Where a number must not be another one (an exclusive bound, an integer, a value that is left out or came before)
- * its text has no more digits than that.
+ * same.  Where a number must not be another one (an exclusive bound, an integer, a multiple, a value that is left out or
+ * came before) its text has no more digits than that.
  */
 #include <ctype.h>
 #include <pthread.h>
@@ -18,6 +18,7 @@
 #include "text/schema_compile.h"
 
 enum { MAX_DIGITS = 64, FRACTION_DIGITS = 17, TOLD_APART = 15, MAX_DIVISOR = 10000 };
+enum { COUNTED_DIVISOR = 1000 }; /* digits of multiples are counted up to here: each count has all rests */
 
 /* ------------------------------------------------------------------ bounds */
 
@@ -180,8 +181,10 @@ static void take_digit(const range *r, const key *from, uint32_t digit, key *k) 
     k->something |= digit != 0;
     if (fraction) {
         if (r->fractional && digit) k->something |= 2;
-        k->lo = against(k->lo, &r->lo, true, k->after, digit);
-        k->hi = against(k->hi, &r->hi, true, k->after, digit);
+        if (k->count < r->clamp) {
+            k->lo = against(k->lo, &r->lo, true, k->after, digit);
+            k->hi = against(k->hi, &r->hi, true, k->after, digit);
+        }
         k->after++;
         k->last_zero = r->canonical && digit == 0;
         k->part = PART_FRACTION;
@@ -190,6 +193,7 @@ static void take_digit(const range *r, const key *from, uint32_t digit, key *k) 
     k->lo = against(k->lo, &r->lo, false, k->count, digit);
     k->hi = against(k->hi, &r->hi, false, k->count, digit);
     if (k->count < r->clamp) k->count++;
+    if (k->count == r->clamp) k->lo = k->hi = 0; /* longer than the bounds: their digits say nothing any more */
     k->part = from->part == PART_DIGITS || digit ? PART_DIGITS : PART_ZERO;
 }
 
@@ -226,8 +230,8 @@ static void range_edges(const void *arg, const void *at, ms_dfa_sink *sink) {
         key minus = *k;
         minus.part = PART_SIGN;
         minus.negative = 1;
-        ms_dfa_emit(sink, '-', '-', &minus);
-        digits_from(r, k, 0, sink);
+        if (!r->lo.set || r->lo.negative) ms_dfa_emit(sink, '-', '-', &minus);
+        if (!r->hi.set || !r->hi.negative) digits_from(r, k, 0, sink);
         return;
     }
     case PART_SIGN: digits_from(r, k, 0, sink); return;
@@ -384,6 +388,8 @@ static bool excludes_long(const ms_json *k) {
 /* Integers of at most 15 digits are told apart from everything that is as short; `more`: something is longer. */
 static uint32_t digits_told_apart(const range *r, bool excludes, bool more) {
     bool exclusive = r->lo.exclusive || r->hi.exclusive;
+    bool divided = r->divisor > 1 || r->scale; /* every integer is a multiple of 1 */
+    if (divided && r->divisor * (r->scale + 1) <= COUNTED_DIVISOR) return TOLD_APART;
     if (!r->integer) return r->canonical || r->fractional || excludes || exclusive ? TOLD_APART : 0;
     bool short_bounds = r->lo.digit_count <= TOLD_APART && r->hi.digit_count <= TOLD_APART;
     return short_bounds && (r->canonical || more) ? TOLD_APART : 0;
