@@ -31,16 +31,16 @@ static uint32_t random_below(uint32_t n) {
 static void any_schema(ms_text *t, int depth);
 
 static void string_schema(ms_text *t) {
-    static const char *const patterns[] = {"^[a-z]{2,5}$", "^[A-Z][0-9]+$", "^(yes|no|maybe)$", "^x*y$",
-                                           "^[0-9]{3}-[0-9]{4}$"};
-    static const char *const formats[] = {"date", "time", "date-time", "uuid", "email", "ipv4"};
+    static const char *const patterns[] = {"^[a-z]{2,5}$", "^[A-Z][0-9]+$",       "^(yes|no|maybe)$",
+                                           "^x*y$",        "^[0-9]{3}-[0-9]{4}$", "^(?!b)(?=.*[0-9])[a-z0-9]{1,6}$"};
+    static const char *const formats[] = {"date", "time", "date-time", "uuid", "email", "ipv4", "uri"};
     ms_text_puts(t, "{\"type\":\"string\"");
     switch (random_below(5)) {
     case 0:
-        ms_text_printf(t, ",\"pattern\":\"%s\"", patterns[random_below(5)]);
+        ms_text_printf(t, ",\"pattern\":\"%s\"", patterns[random_below(6)]);
         break;
     case 1:
-        ms_text_printf(t, ",\"format\":\"%s\"", formats[random_below(6)]);
+        ms_text_printf(t, ",\"format\":\"%s\"", formats[random_below(7)]);
         break;
     case 2:
         ms_text_printf(t, ",\"minLength\":%u,\"maxLength\":%u", random_below(4), 4 + random_below(12));
@@ -61,6 +61,7 @@ static void number_schema(ms_text *t) {
         ms_text_printf(t, ",\"%s\":%d", random_below(2) ? "minimum" : "exclusiveMinimum", (int)random_below(200) - 150);
     if (random_below(2))
         ms_text_printf(t, ",\"%s\":%u", random_below(2) ? "maximum" : "exclusiveMaximum", 60 + random_below(2000));
+    if (random_below(3) == 0) ms_text_printf(t, ",\"multipleOf\":%s", random_below(2) ? "0.5" : "12");
     ms_text_puts(t, "}");
 }
 
@@ -141,11 +142,15 @@ static void any_schema(ms_text *t, int depth) {
     }
 }
 
-/* An object with the definition that references lead to, which refers to itself. */
-static void root_schema(ms_text *t) {
+/* An object with the definition that references lead to, which refers to itself.  open: it may leave out that it is an
+ * object, which arguments are all the same. */
+static void root_schema(ms_text *t, bool open) {
+    static const char type[] = "\"type\":\"object\",";
     ms_text inner = {0};
     object_schema(&inner, DEPTH);
-    ms_text_append(t, inner.data, inner.len - 1);
+    size_t skip = open && random_below(2) ? strlen(type) : 0;
+    ms_text_puts(t, "{\"discriminator\":{},\"x-name\":1,");
+    ms_text_append(t, inner.data + 1 + skip, inner.len - 2 - skip);
     ms_text_puts(
         t, ",\"$defs\":{\"tree\":{\"type\":\"object\",\"properties\":{\"leaf\":{\"type\":\"string\",\"maxLength\":"
            "6},\"more\":{\"type\":\"array\",\"maxItems\":2,\"items\":{\"$ref\":\"#/$defs/tree\"}}},"
@@ -175,9 +180,9 @@ static void ask(program *p, const char *schema, unsigned seed, bool tool, http_r
     ms_text_printf(&more, ",\"temperature\":1,\"seed\":%u,\"reasoning_effort\":\"low\",", seed);
     if (tool) {
         ms_text_printf(&more,
-                       "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"make\",\"strict\":true,"
+                       "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"make\",\"strict\":%s,"
                        "\"parameters\":%s}}],\"tool_choice\":\"required\",\"parallel_tool_calls\":false",
-                       schema);
+                       seed % 2 ? "true" : "false", schema);
     } else {
         ms_text_printf(&more,
                        "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"it\",\"strict\":true,"
@@ -197,7 +202,7 @@ static void generations(bool tool) {
     for (unsigned i = 0; done < GENERATIONS && refused < GENERATIONS; i++) {
         ms_text schema = {0};
         http_response r;
-        root_schema(&schema);
+        root_schema(&schema, tool);
         ask(&p, schema.data, i, tool, &r);
         const char *text =
             http_text(&r, tool ? "choices.0.message.tool_calls.0.function.arguments" : "choices.0.message.content");
