@@ -224,7 +224,8 @@ static uint32_t unicode_escape(parser *p) {
     if (take(p, '{')) {
         size_t start = p->at, n = 0;
         while (start + n < p->len && p->text[start + n] != '}') n++;
-        if (n == 0 || n > 6 || !hex(p, (unsigned)n, &v) || v > ALL || !take(p, '}')) (void)malformed(p, "bad \\u{ escape");
+        if (n == 0 || n > 6 || !hex(p, (unsigned)n, &v) || v > ALL || !take(p, '}'))
+            (void)malformed(p, "bad \\u{ escape");
         return v;
     }
     if (!hex(p, 4, &v)) {
@@ -464,7 +465,8 @@ typedef enum part { PART_ALL, PART_LOOK, PART_REST } part;
 static piece body_of(parser *p, part kind) {
     piece body = kind == PART_REST ? sequence(p) : alternation(p);
     if (p->status == MS_OK && peek(p) == ')') return malformed(p, "unexpected )");
-    if (p->status == MS_OK && peek(p) == '|') return fail(p, "alternation beside a look-ahead is supported only in a group");
+    if (p->status == MS_OK && peek(p) == '|')
+        return fail(p, "alternation beside a look-ahead is supported only in a group");
     return kind == PART_ALL ? body : (piece){add(p, OP_BEGIN, body.start, MS_DFA_NONE), body.end};
 }
 

@@ -4,9 +4,10 @@
  *     ms_schema_validate  whether a value fits (schema_validate.c; knows nothing of grammars)
  *     ms_schema_compile   a grammar block whose texts all fit (schema_compile.c)
  *
- * The vocabulary is that of 2020-12 without unevaluated* and dynamic references, and annotations of OpenAPI and editors;
- * unknown keywords are refused.  A grammar is stricter than its schema: members come in declared order, then the others; integers are plain;
- * white space is bounded.  What cannot be compiled exactly is refused, with the place and the keyword.
+ * The vocabulary is that of 2020-12 without unevaluated* and dynamic references, and annotations of OpenAPI and
+ * editors; unknown keywords are refused.  A grammar is stricter than its schema: members come in declared order, then
+ * the others; integers are plain; white space is bounded.  What cannot be compiled exactly is refused, with the place and
+ * the keyword.
  *
  * Owns: a schema borrows the JSON values, which must outlive it.
  * Threads: immutable after open.

@@ -446,8 +446,8 @@ void ms_narrow(ms_compiler *c, ms_dfa *d, bool *any, ms_dfa *other) {
 #define PLAIN "[A-Za-z0-9]+(-[A-Za-z0-9]+)*"
 #define MAIL "A-Za-z0-9_+-"
 /* Domains that are of no mailbox. */
-#define RESERVED "([Aa][Rr][Pp][Aa]|[Ii][Nn][Vv][Aa][Ll][Ii][Dd]|[Ll][Oo][Cc][Aa][Ll]([Hh][Oo][Ss][Tt])?|[Oo][Nn][Ii][Oo][Nn]|" \
-                 "[Tt][Ee][Ss][Tt])"
+#define RESERVED "([Aa][Rr][Pp][Aa]|[Ii][Nn][Vv][Aa][Ll][Ii][Dd]|[Ll][Oo][Cc][Aa][Ll]([Hh][Oo][Ss][Tt])?|" \
+                 "[Oo][Nn][Ii][Oo][Nn]|[Tt][Ee][Ss][Tt])"
 #define HEX2 "%[0-9A-Fa-f]{2}"
 #define USER "([A-Za-z0-9._~!$&'()*+,;=:-]|" HEX2 ")"
 #define PCHAR "([A-Za-z0-9._~!$&'()*+,;=:@-]|" HEX2 ")"
@@ -476,7 +476,8 @@ static const char *const format_patterns[] = {
                        HEX4 ":(:" HEX4 "){1,6}|:(:" HEX4 "){1,7}|::|::(" HEX4 ":){0,5}" BYTE "(\\." BYTE "){3}|"
                        "(" HEX4 ":){6}" BYTE "(\\." BYTE "){3})$",
     [MS_FORMAT_URI] = "^(?!" WEB "|" FILES ")[A-Za-z][A-Za-z0-9+.-]*:(//(" USER "+@)?" HOST "(:" PORT ")?(/" PCHAR "*)*|"
-                      "//(/" PCHAR "*)+|/(" PCHAR "+(/" PCHAR "*)*)?|" PCHAR "+(/" PCHAR "*)*)(\\?" QUERY ")?(#" QUERY ")?$",
+                      "//(/" PCHAR "*)+|/(" PCHAR "+(/" PCHAR "*)*)?|" PCHAR "+(/" PCHAR "*)*)"
+                      "(\\?" QUERY ")?(#" QUERY ")?$",
     [MS_FORMAT_UUID] = "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"};
 
 static void regex_language(ms_compiler *c, const ms_regex *r, const char *keyword, bool inverted, ms_dfa *out) {
