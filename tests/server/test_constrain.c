@@ -250,6 +250,23 @@ static void where_a_schema_is_refused(void **state) {
     }
 }
 
+/* So is the place of a tool that is free because its schema cannot be kept. */
+static void where_a_schema_is_left(void **state) {
+    (void)state;
+    for (int skipped = 0; skipped < 2; skipped++) {
+        http_response r;
+        char body[1024], header[64];
+        (void)snprintf(body, sizeof body, "%s\"tools\":[%s{\"name\":\"t\",\"input_schema\":%s}]}", ASKED,
+                       skipped ? "{\"type\":\"web_search_20250305\",\"name\":\"w\"}," : "", BAD);
+        (void)snprintf(header, sizeof header, "tools[%d].parameters(grammar)", skipped);
+        fixture_wait_idle(&f);
+        http_call(f.port, "POST", "/v1/messages", NULL, body, &r);
+        assert_int_equal(r.status, 200);
+        assert_string_equal(http_header(&r, "X-Moonshine-Ignored-Fields"), header);
+        http_free(&r);
+    }
+}
+
 static void what_is_refused(void **state) {
     (void)state;
     http_response r;
@@ -391,10 +408,15 @@ static void free_text_is_cut(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_that_are_required),   cmocka_unit_test(formats),
-        cmocka_unit_test(what_is_refused),           cmocka_unit_test(why_a_schema_is_refused),
-        cmocka_unit_test(where_a_schema_is_refused), cmocka_unit_test(free_text_is_cut),
-        cmocka_unit_test(limits_that_are_too_small), cmocka_unit_test(a_context_that_is_too_small),
+        cmocka_unit_test(calls_that_are_required),
+        cmocka_unit_test(formats),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(why_a_schema_is_refused),
+        cmocka_unit_test(where_a_schema_is_refused),
+        cmocka_unit_test(where_a_schema_is_left),
+        cmocka_unit_test(free_text_is_cut),
+        cmocka_unit_test(limits_that_are_too_small),
+        cmocka_unit_test(a_context_that_is_too_small),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
