@@ -389,9 +389,10 @@ static bool excludes_long(const ms_json *k) {
 static uint32_t digits_told_apart(const range *r, bool excludes, bool more) {
     bool exclusive = r->lo.exclusive || r->hi.exclusive;
     bool divided = r->divisor > 1 || r->scale; /* every integer is a multiple of 1 */
-    if (divided && r->divisor * (r->scale + 1) <= COUNTED_DIVISOR) return TOLD_APART;
-    if (!r->integer) return r->canonical || r->fractional || excludes || exclusive ? TOLD_APART : 0;
     bool short_bounds = r->lo.digit_count <= TOLD_APART && r->hi.digit_count <= TOLD_APART;
+    uint64_t counted = r->divisor * (r->scale + 1) * (excludes || exclusive ? 4 : 1);
+    if (divided && short_bounds && counted <= COUNTED_DIVISOR) return TOLD_APART;
+    if (!r->integer) return r->canonical || r->fractional || excludes || exclusive ? TOLD_APART : 0;
     return short_bounds && (r->canonical || more) ? TOLD_APART : 0;
 }
 
@@ -457,15 +458,17 @@ void ms_narrow(ms_compiler *c, ms_dfa *d, bool *any, ms_dfa *other) {
 /* Browsers read a host into whatever comes behind these schemes, and none into the other. */
 #define WEB "([Hh][Tt][Tt][Pp][Ss]?|[Ww][Ss][Ss]?|[Ff][Tt][Pp]):([^/]|/[^/]|/$|///)"
 #define FILES "[Ff][Ii][Ll][Ee]:([^/]|/[^/]|/$|//[^/])"
-#define LEAP "(\\d\\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
-#define DATE "(\\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|02-(0[1-9]|1\\d|2[0-8]))|" LEAP "-02-29)"
-#define TIME "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,9})?([Zz]|[+-]([01]\\d|2[0-3]):[0-5]\\d)"
+#define LEAP "(\\d\\d(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+#define YEAR "(\\d{3}[1-9]|\\d\\d[1-9]\\d|\\d[1-9]\\d\\d|[1-9]\\d{3})"
+#define DATE "(" YEAR "-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|02-(0[1-9]|1\\d|2[0-8]))|" LEAP "-02-29)"
+#define TIME "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,9})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)"
 
-/* What the validators in use agree on: for a mailbox those of JSON Schema, zod and pydantic; for a URI also browsers. */
+/* What the validators in use agree on: those of JSON Schema, zod and pydantic; for a URI also browsers.  A value that the
+ * schema itself has (const, enum) is judged by what the format's own standard allows (schema_validate.c). */
 static const char *const format_patterns[] = {
     [MS_FORMAT_DATE] = "^" DATE "$",
     [MS_FORMAT_TIME] = "^" TIME "$",
-    [MS_FORMAT_DATE_TIME] = "^" DATE "[Tt]" TIME "$",
+    [MS_FORMAT_DATE_TIME] = "^" DATE "T" TIME "$",
     [MS_FORMAT_DURATION] = "^P(\\d+W|(\\d+Y(\\d+M(\\d+D)?)?|\\d+M(\\d+D)?|\\d+D)(T(\\d+H(\\d+M(\\d+S)?)?|\\d+M(\\d+S)?|\\d+S))?|"
                            "T(\\d+H(\\d+M(\\d+S)?)?|\\d+M(\\d+S)?|\\d+S))$",
     [MS_FORMAT_EMAIL] = "^(['" MAIL "]+\\.)*['" MAIL "]*[" MAIL "]@(" PLAIN "\\.)+[A-Za-z]{2,}$",
@@ -514,10 +517,9 @@ static ms_status narrow_to(const char *pattern, ms_dfa *d, ms_error *err) {
 
 /* The automaton of a format, built once and kept for good: schemas ask for the same few again and again. */
 static const ms_dfa *format_automaton(ms_compiler *c, ms_format_kind kind) {
-    /* Strings longer than a hostname or the name of a mailbox may be. */
+    /* No longer than a hostname or the name of a mailbox may be; of domains those that are no longer than a label. */
     static const char *const limits[MS_FORMAT_OTHER] = {[MS_FORMAT_HOSTNAME] = "^[^]{0,253}$",
-                                                        [MS_FORMAT_EMAIL] = "^(?=[^@]{1,64}@[^]{0,189}$)(?![^]*\\." RESERVED "$)"
-                                                                            "[^@]+@([^.]{1,63}\\.)+[^.]{2,63}$"};
+                                                        [MS_FORMAT_EMAIL] = "^(?![^]*\\." RESERVED "$)[^@]{1,64}@[^]{0,63}$"};
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static ms_dfa made[MS_FORMAT_OTHER];
     ms_error why = {0};
@@ -539,10 +541,15 @@ static void other_texts(ms_compiler *c, const char *pattern, size_t len, ms_dfa 
 
 /* Texts that no validator takes for the format: some take more than what is written here, and have one of these. */
 static void without_format(ms_compiler *c, ms_format_kind kind, const ms_dfa *format, ms_dfa *out) {
-    static const char *const widest[MS_FORMAT_OTHER] = {
-        [MS_FORMAT_DATE] = "^\\d{4}[\\dW-]{3,6}$", [MS_FORMAT_TIME] = "^\\d\\d:", [MS_FORMAT_DATE_TIME] = "[Tt\\s]",
-        [MS_FORMAT_DURATION] = "[Pp]",           [MS_FORMAT_EMAIL] = "@",       [MS_FORMAT_HOSTNAME] = "[A-Za-z0-9]",
-        [MS_FORMAT_IPV6] = ":",                  [MS_FORMAT_URI] = ":",         [MS_FORMAT_UUID] = "[0-9A-Fa-f]{12}"};
+    static const char *const widest[MS_FORMAT_OTHER] = {[MS_FORMAT_DATE] = "^\\d{4}[\\dW-]{3,6}$",
+                                                        [MS_FORMAT_TIME] = "^\\d\\d:",
+                                                        [MS_FORMAT_DATE_TIME] = "^\\d{4}-\\d\\d-\\d\\d[Tt\\s]",
+                                                        [MS_FORMAT_DURATION] = "^[+-]?[Pp]",
+                                                        [MS_FORMAT_EMAIL] = "@",
+                                                        [MS_FORMAT_HOSTNAME] = "^[^\\s:/?#@]+$",
+                                                        [MS_FORMAT_IPV6] = "^[^/?#@]*:",
+                                                        [MS_FORMAT_URI] = "^\\s*[A-Za-z][A-Za-z0-9+.-]*:",
+                                                        [MS_FORMAT_UUID] = "[0-9A-Fa-f]{12}"};
     if (widest[kind]) other_texts(c, widest[kind], strlen(widest[kind]), out);
     else ms_compile_status(c, ms_dfa_complement(out, format, MS_MAX_AUTOMATON, &c->work, c->err));
 }

@@ -288,56 +288,14 @@ static bool is_hostname(const char *s, size_t n) {
     return label > 0 && s[n - 1] != '-';
 }
 
-/* Letters, digits and `more`, with single hyphens between them. */
-static bool is_plain_label(const char *s, size_t n, char more) {
-    for (size_t i = 0; i < n; i++) {
-        bool hyphen = s[i] == '-';
-        if (hyphen ? i == 0 || i + 1 == n || s[i - 1] == '-' : !alnum(s[i]) && s[i] != more) return false;
-    }
-    return n > 0;
-}
-
-static bool is_letters(const char *s, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (!alnum(s[i]) || s[i] <= '9') return false;
-    return n > 0;
-}
-
-static bool is_word(const char *s, size_t n, const char *word) {
-    for (size_t i = 0; i < n; i++)
-        if ((s[i] | 32) != word[i]) return false; /* no end of a word is a letter */
-    return !word[n];
-}
-
-/* Of the last label of a mailbox: what has no mail. */
-static bool is_reserved(const char *s, size_t n) {
-    static const char *const names[] = {"arpa", "invalid", "local", "localhost", "onion", "test"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (is_word(s, n, names[i])) return true;
-    return false;
-}
-
-static bool is_mail_domain(const char *s, size_t n) {
-    size_t start = 0;
-    if (n > 189) return false;
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] != '.') continue;
-        if (i - start > 63 || !is_plain_label(s + start, i - start, 'a')) return false;
-        start = i + 1;
-    }
-    const char *last = s + start;
-    size_t len = n - start;
-    return start && len >= 2 && len <= 63 && is_letters(last, len) && !is_reserved(last, len);
-}
-
 static bool is_email(const char *s, size_t n) {
     const char *at = memchr(s, '@', n);
-    if (!at || at == s || at[-1] == '.' || at[-1] == '\'' || s[0] == '.' || at - s > 64) return false;
+    if (!at || at == s || at[-1] == '.' || s[0] == '.' || at - s > 64) return false;
     for (const char *p = s; p < at; p++) {
         if (*p == '.' && p[1] == '.') return false;
-        if (!alnum(*p) && (!*p || !strchr("'+_.-", *p))) return false;
+        if (!alnum(*p) && (!*p || !strchr("!#$%&'*+/=?^_`{|}~.-", *p))) return false;
     }
-    return is_mail_domain(at + 1, n - (size_t)(at + 1 - s));
+    return is_hostname(at + 1, n - (size_t)(at + 1 - s));
 }
 
 static bool is_ipv4(const char *s, size_t n) {
@@ -381,75 +339,23 @@ static bool is_ipv6(const char *s, size_t n) {
     return gap ? groups <= 7 : groups == 8;
 }
 
-static bool is_among(char c, const char *list) { return c && strchr(list, c); }
-
-/* Behind the characters of a path from i on, and `more`. */
-static size_t behind_path(const char *s, size_t i, size_t n, const char *more) {
-    while (i < n) {
-        bool escape = s[i] == '%' && n - i >= 3 && is_hex(s[i + 1]) && is_hex(s[i + 2]);
-        if (!escape && !alnum(s[i]) && !is_among(s[i], "-._~!$&'()*+,;=:@") && !is_among(s[i], more)) break;
-        i += escape ? 3 : 1;
-    }
-    return i;
-}
-
-static bool is_host(const char *s, size_t n) {
-    size_t start = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] != '.') continue;
-        if (!is_plain_label(s + start, i - start, '_')) return is_ipv4(s, n);
-        start = i + 1;
-    }
-    bool named = start < n && is_letters(s + start, 1) && is_plain_label(s + start, n - start, '_');
-    return named || is_ipv4(s, n);
-}
-
-static bool is_port(const char *s, size_t n) {
-    unsigned v;
-    return n <= 5 && digits(s, n, &v) && (n < 5 || (s[0] != '0' && v <= 65535));
-}
-
-/* [user@]host[:port] */
-static bool is_authority(const char *s, size_t n) {
-    const char *at = memchr(s, '@', n);
-    if (at) {
-        size_t user = (size_t)(at - s);
-        if (!user || behind_path(s, 0, user, "") != user) return false;
-        n -= user + 1;
-        s = at + 1;
-    }
-    const char *colon = memchr(s, ':', n);
-    size_t host = colon ? (size_t)(colon - s) : n;
-    return is_host(s, host) && (!colon || is_port(colon + 1, n - host - 1));
-}
-
-/* Whether a URI may go on like this behind its scheme; *i moves to where its path goes on. */
-static bool is_hierarchy(const char *s, size_t scheme, size_t n, size_t *i) {
-    static const char *const web[] = {"http", "https", "ws", "wss", "ftp"};
-    bool file = is_word(s, scheme, "file"), on_web = false;
-    for (size_t k = 0; k < sizeof web / sizeof web[0]; k++) on_web = on_web || is_word(s, scheme, web[k]);
-    if (n - *i < 2 || s[*i] != '/' || s[*i + 1] != '/') {
-        bool rooted = *i < n && s[*i] == '/';
-        return !file && !on_web && (rooted || behind_path(s, *i, n, "") > *i);
-    }
-    size_t from = *i + 2, end = from;
-    while (end < n && !is_among(s[end], "/?#")) end++;
-    *i = end;
-    if (end == from) return !on_web && end < n && s[end] == '/';
-    return !file && is_authority(s + from, end - from);
-}
-
 static bool is_uri(const char *s, size_t n) {
     size_t i = 0;
-    if (!n || !is_letters(s, 1)) return false;
+    if (!n || !((s[0] | 32) >= 'a' && (s[0] | 32) <= 'z')) return false;
     while (i < n && (alnum(s[i]) || s[i] == '+' || s[i] == '-' || s[i] == '.')) i++;
     if (i == n || s[i] != ':') return false;
-    size_t scheme = i++;
-    if (!is_hierarchy(s, scheme, n, &i)) return false;
-    i = behind_path(s, i, n, "/");
-    if (i < n && s[i] == '?') i = behind_path(s, i + 1, n, "/?");
-    if (i < n && s[i] == '#') i = behind_path(s, i + 1, n, "/?");
-    return i == n;
+    bool fragment = false;
+    for (i++; i < n; i++) {
+        if (s[i] == '%') {
+            if (n - i < 3 || !is_hex(s[i + 1]) || !is_hex(s[i + 2])) return false;
+        } else if (s[i] == '#') {
+            if (fragment) return false;
+            fragment = true;
+        } else if (!alnum(s[i]) && (!s[i] || !strchr("-._~:/?@!$&'()*+,;=", s[i]))) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static bool is_uuid(const char *s, size_t n) {
