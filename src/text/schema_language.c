@@ -463,8 +463,8 @@ void ms_narrow(ms_compiler *c, ms_dfa *d, bool *any, ms_dfa *other) {
 #define DATE "(" YEAR "-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|02-(0[1-9]|1\\d|2[0-8]))|" LEAP "-02-29)"
 #define TIME "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,9})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)"
 
-/* What the validators in use agree on: those of JSON Schema, zod and pydantic; for a URI also browsers.  A value that the
- * schema itself has (const, enum) is judged by what the format's own standard allows (schema_validate.c). */
+/* What ajv-formats and zod both take; of a mailbox also what email-validator says it takes, of a URI what browsers read.
+ * A value that the schema itself has (const, enum) is judged by the format's own standard (schema_validate.c). */
 static const char *const format_patterns[] = {
     [MS_FORMAT_DATE] = "^" DATE "$",
     [MS_FORMAT_TIME] = "^" TIME "$",
@@ -539,7 +539,7 @@ static const ms_dfa *format_automaton(ms_compiler *c, ms_format_kind kind) {
 
 static void other_texts(ms_compiler *c, const char *pattern, size_t len, ms_dfa *out);
 
-/* Texts that no validator takes for the format: some take more than what is written here, and have one of these. */
+/* Texts that no validator should take for the format: some take more than what is written here, and have one of these. */
 static void without_format(ms_compiler *c, ms_format_kind kind, const ms_dfa *format, ms_dfa *out) {
     static const char *const widest[MS_FORMAT_OTHER] = {[MS_FORMAT_DATE] = "^\\d{4}[\\dW-]{3,6}$",
                                                         [MS_FORMAT_TIME] = "^\\d\\d:",

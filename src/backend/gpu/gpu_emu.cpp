@@ -220,8 +220,9 @@ void gpu_emu_gate_arrive(gpu_emu_gate *g) {
     g->turn++;
     for (unsigned i = 0; i < B->c.nt; i++) {
         Fiber *f = &B->f[B->order[i]];
-        if (f->gate == g) push(f->tid);
-        if (f->gate == g) f->gate = nullptr;
+        if (f->gate != g) continue;
+        f->gate = nullptr;
+        push(f->tid);
     }
 }
 void gpu_emu_gate_wait(gpu_emu_gate *g, uint32_t turn) {

@@ -62,6 +62,20 @@ extern __shared__ __align__(1024) unsigned char gpu_wide_memory[];
     } while (0)
 #endif
 
+// A walk over groups of columns by what partial sum they belong to (docs/numerics.md), so that one of the four is made
+// at a time, in the order 0 2 1 3: pass 4 is the end.
+struct gpu_wide_place {
+    uint32_t group, pass;
+};
+// `step`, a multiple of 4, groups on.
+GPU_DEV void gpu_wide_next(gpu_wide_place &p, uint32_t step, uint32_t groups) {
+    p.group += step;
+    while (p.group >= groups && p.pass < 4) {
+        p.pass++;
+        p.group = p.pass % 2 * 2 + p.pass / 2;
+    }
+}
+
 GPU_DEV uint32_t gpu_wide_at(uint32_t row, uint32_t byte) { return row * GPU_WIDE_BYTES + (byte ^ row % 8 * 16); }
 
 // Two halves (IEEE binary16) at a time, where the results are halves too.

@@ -23,8 +23,7 @@ enum {
     MX_MAGIC = 0x4b400000,
     // Scale bytes for which a product with any row scale (0, NaN or 2^-107 .. 2^121.1) is exact.
     MX_PLAIN_LEAST = 109,
-    MX_PLAIN_MOST = 134,
-    MX_ITEM_BLOCKS = 1 << 24 // most blocks of a launch, or one item's
+    MX_PLAIN_MOST = 134
 };
 
 template <int ROWS> struct mx_stage {

@@ -12,9 +12,8 @@
 //   that has another scale among its weight rows adds in the general form.
 // Owns: nothing.  Bits: docs/numerics.md, section 1; the oracle is src/backend/cpu/cpu_moe.c.
 //
-// EXPERTS_WIDE: whether the backend uses them where it can (make GPU=cuda EXPERTS_WIDE=1).  They agree in all bits on
-// the
-//   emulator, but have not been measured on a device yet, so that k_experts_range.h does the work.
+// EXPERTS_WIDE: whether the backend uses them where it can (make GPU=cuda EXPERTS_WIDE=1).  All bits agree on the
+//   emulator; no device has run them yet, so that k_experts_range.h does the work.
 #pragma once
 #include "backend/gpu/gpu_gate.h"
 #include "backend/gpu/k_mx.h"
@@ -35,10 +34,10 @@ enum {
     WIDE_MX_STAGES = 4,
     WIDE_MX_SUMS = WIDE_MX_X / 8 * 4, // of a lane
     WIDE_MX_GROUP_BYTES = 2 * K_MX_GROUP,
+    WIDE_MX_STEP = 8, // a stage has groups g and g + 4 of a pass
     // Scale bytes whose nibbles are halves when they are scaled, and for which a product with any row scale is exact.
     WIDE_MX_PLAIN_LEAST = 110,
-    WIDE_MX_PLAIN_MOST = 134,
-    WIDE_MX_ITEM_BLOCKS = 1 << 24 // most blocks of a launch, or one item's
+    WIDE_MX_PLAIN_MOST = 134
 };
 static_assert((int)EXPERT_MANY <= (int)WIDE_MX_X, "items");
 
@@ -60,22 +59,6 @@ struct wide_mx_shared {
 static_assert(sizeof(wide_mx_shared) <= GPU_WIDE_SHARED, "shared memory");
 
 #if GPU_WIDE_CODE
-// ---------------------------------------------------------------- the order of the groups
-// Groups `first` and first + 4 (if there is one) of a pass.
-struct wide_mx_place {
-    uint32_t first, pass;
-};
-GPU_DEV void wide_mx_settle(wide_mx_place &p, uint32_t groups) {
-    while (p.first >= groups && p.pass < 4) {
-        p.pass++;
-        p.first = p.pass % 2 * 2 + p.pass / 2;
-    }
-}
-GPU_DEV void wide_mx_next(wide_mx_place &p, uint32_t groups) {
-    p.first += 8;
-    wide_mx_settle(p, groups);
-}
-
 // ---------------------------------------------------------------- makers
 // What a maker has of each stage: one weight row of one of the groups, and one input row of one of them.
 struct wide_mx_source {
@@ -113,9 +96,9 @@ GPU_DEV wide_mx_source wide_mx_source_of(const uint8_t *tile, uint32_t tiles, co
     return s;
 }
 
-GPU_DEV void wide_mx_fetch(wide_mx_raw &r, const wide_mx_source &s, const wide_mx_place &at) {
+GPU_DEV void wide_mx_fetch(wide_mx_raw &r, const wide_mx_source &s, const gpu_wide_place &at) {
     if (at.pass == 4) return;
-    const uint32_t w_g = at.first + 4 * s.w_half, x_g = at.first + 4 * s.x_half;
+    const uint32_t w_g = at.group + 4 * s.w_half, x_g = at.group + 4 * s.x_half;
     if (w_g < s.groups) {
         r.w = gpu_load_u4(s.nibbles + (size_t)w_g * K_TILE * K_MX_BYTES);
         r.e = s.scales[w_g * K_TILE];
@@ -160,8 +143,8 @@ GPU_DEV gpu_u4 wide_mx_bytes(uint32_t a, uint32_t b) {
     return u;
 }
 
-GPU_DEV void wide_mx_make(wide_mx_stage &to, const wide_mx_source &s, const wide_mx_raw &r, const wide_mx_place &at) {
-    if (at.first + 4 * s.w_half < s.groups) {
+GPU_DEV void wide_mx_make(wide_mx_stage &to, const wide_mx_source &s, const wide_mx_raw &r, const gpu_wide_place &at) {
+    if (at.group + 4 * s.w_half < s.groups) {
         const bool plain = r.e - WIDE_MX_PLAIN_LEAST <= WIDE_MX_PLAIN_MOST - WIDE_MX_PLAIN_LEAST;
         // 2^14 / 64 times the scale, or 2^14 / 64
         const uint32_t half = ((plain ? r.e : 127) + 14 - 6 - 127 + 15) << 10, factor = half << 16 | half;
@@ -171,7 +154,7 @@ GPU_DEV void wide_mx_make(wide_mx_stage &to, const wide_mx_source &s, const wide
                 wide_mx_codes(r.w.v[j], factor);
         to.w_s[s.w_half][s.w_row] = plain ? 0.0f : k_half_scale(r.e);
     }
-    if (s.x && at.first + 4 * s.x_half < s.groups) {
+    if (s.x && at.group + 4 * s.x_half < s.groups) {
         GPU_UNROLL
         for (uint32_t j = 0; j < 4; j++) {
             const uint32_t a = mx_word(j, 0), b = mx_word(j, 1);
@@ -183,11 +166,11 @@ GPU_DEV void wide_mx_make(wide_mx_stage &to, const wide_mx_source &s, const wide
 }
 
 GPU_DEV void wide_mx_makers(wide_mx_shared &sh, const wide_mx_source &s) {
-    wide_mx_place at = {0, 0}, load;
+    gpu_wide_place at = {0, 0}, load;
     wide_mx_raw now = {}, next = {};
     wide_mx_fetch(now, s, at);
     load = at;
-    wide_mx_next(load, s.groups);
+    gpu_wide_next(load, WIDE_MX_STEP, s.groups);
     wide_mx_fetch(next, s, load);
     uint32_t stage = 0, turn = 0;
     GPU_ROLLED
@@ -197,9 +180,9 @@ GPU_DEV void wide_mx_makers(wide_mx_shared &sh, const wide_mx_source &s) {
         gpu_wide_written();
         gpu_gate_arrive(&sh.full[stage]);
         now = next;
-        wide_mx_next(load, s.groups);
+        gpu_wide_next(load, WIDE_MX_STEP, s.groups);
         wide_mx_fetch(next, s, load);
-        wide_mx_next(at, s.groups);
+        gpu_wide_next(at, WIDE_MX_STEP, s.groups);
         stage = stage == WIDE_MX_STAGES - 1 ? 0 : stage + 1;
         turn += stage == 0;
     }
@@ -251,7 +234,7 @@ template <int B> GPU_DEV void wide_mx_walk(wide_mx_shared &sh, wide_mx_sums<B> &
     float dot[B][4], later[B][4];
     GPU_UNROLL
     for (uint32_t i = 0; i < 4 * B; i++) sum.v[i / 4][i % 4] = dot[i / 4][i % 4] = later[i / 4][i % 4] = 0.0f;
-    wide_mx_place at = {0, 0};
+    gpu_wide_place at = {0, 0};
     uint32_t stage = 0, turn = 0, pass = 0;
     GPU_ROLLED
     while (at.pass < 4) {
@@ -267,11 +250,11 @@ template <int B> GPU_DEV void wide_mx_walk(wide_mx_shared &sh, wide_mx_sums<B> &
         wide_mx_add<B>(sum, dot, in, 0);
         gpu_wide_wait<0>();
         gpu_wide_take(later);
-        if (at.first + 4 < groups) wide_mx_add<B>(sum, later, in, 1);
+        if (at.group + 4 < groups) wide_mx_add<B>(sum, later, in, 1);
         gpu_gate_arrive(&sh.free[stage]);
         stage = stage == WIDE_MX_STAGES - 1 ? 0 : stage + 1;
         turn += stage == 0;
-        wide_mx_next(at, groups);
+        gpu_wide_next(at, WIDE_MX_STEP, groups);
         for (; pass < at.pass; pass++) wide_mx_hold<B>(sh, sum, pass);
     }
 }
@@ -363,7 +346,7 @@ template <bool INNER>
 static inline void wide_mx_launch(gpuStream_t stream, const experts_args *args, uint32_t first, uint32_t count) {
     const experts_args a = *args;
     const uint32_t blocks = INNER ? k_ceil_div(a.inner / K_TILE, 2) : k_ceil_div(a.hidden / K_TILE, WIDE_MX_TILES);
-    const uint32_t most = WIDE_MX_ITEM_BLOCKS / blocks ? WIDE_MX_ITEM_BLOCKS / blocks : 1;
+    const uint32_t most = MX_ITEM_BLOCKS / blocks ? MX_ITEM_BLOCKS / blocks : 1;
     for (uint32_t done = 0; done < count; done += most) {
         const uint32_t at = first + done, n = count - done < most ? count - done : most;
         if (INNER)

@@ -15,6 +15,7 @@ extern "C" {
 
 // Rows of an item: at most EXPERT_FEW for one kernel, at most EXPERT_MANY for the other (k_experts_range.h).
 enum { EXPERT_FEW = GPU_S8_WMMA ? 32 : 24, EXPERT_MANY = GPU_S8_WMMA ? 64 : 88 };
+enum { MX_ITEM_BLOCKS = 1 << 24 }; // most blocks of a launch of many rows, or one item's
 
 // Nibbles are looked up eight at a time, either in their own order (one PRMT takes four nibbles as selectors), or split
 // into even and odd ones (selectors of v_perm are bytes).

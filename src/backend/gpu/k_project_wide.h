@@ -39,18 +39,6 @@ static_assert(sizeof(wide_q8_shared) <= GPU_WIDE_SHARED, "shared memory");
 GPU_DEV uint32_t wide_q8_column(uint32_t c) { return c / 16 * 16 + c % 8 / 2 * 4 + c / 8 % 2 * 2 + c % 2; }
 
 #if GPU_WIDE_CODE
-// Groups in the order of the passes.
-struct wide_q8_place {
-    uint32_t group, pass;
-};
-GPU_DEV void wide_q8_next(wide_q8_place &p, uint32_t groups) {
-    p.group += 4;
-    while (p.group >= groups && p.pass < 4) {
-        p.pass++;
-        p.group = p.pass % 2 * 2 + p.pass / 2;
-    }
-}
-
 // What a thread copies of each group: pieces of rows tid / 8 + 32 i of either side, and a scale.
 struct wide_q8_source {
     const int8_t *x, *w;
@@ -84,7 +72,7 @@ GPU_DEV wide_q8_source wide_q8_source_of(const k_product *p, const k_project_arg
     return s;
 }
 
-GPU_DEV void wide_q8_copy(wide_q8_shared &sh, const wide_q8_source &s, const wide_q8_place &at, uint32_t stage) {
+GPU_DEV void wide_q8_copy(wide_q8_shared &sh, const wide_q8_source &s, const gpu_wide_place &at, uint32_t stage) {
     if (at.pass < 4) {
         const uint32_t t = gpu_tid(), first = at.group * K_Q8_GROUP;
         wide_q8_stage &in = sh.in[stage];
@@ -144,11 +132,11 @@ GPU_DEV void wide_q8_walk(wide_q8_shared &sh, wide_q8_sums &sum, const wide_q8_s
         sum.v[i / 32][i / 4 % 8][i % 4] = odd.v[i / 32][i / 4 % 8][i % 4] = 0.0f;
         (i < 32 ? low : high)[i / 4 % 8][i % 4] = 0;
     }
-    wide_q8_place at = {0, 0}, load = {0, 0};
+    gpu_wide_place at = {0, 0}, load = {0, 0};
     GPU_UNROLL
     for (uint32_t i = 0; i < WIDE_Q8_STAGES - 1; i++) {
         wide_q8_copy(sh, from, load, i);
-        wide_q8_next(load, groups);
+        gpu_wide_next(load, 4, groups);
     }
     uint32_t stage = 0, free = WIDE_Q8_STAGES - 1, pass = 0;
     GPU_ROLLED
@@ -157,7 +145,7 @@ GPU_DEV void wide_q8_walk(wide_q8_shared &sh, wide_q8_sums &sum, const wide_q8_s
         gpu_wide_written();
         gpu_sync(); // this group is there for all, and all are through with the one before
         wide_q8_copy(sh, from, load, free);
-        wide_q8_next(load, groups);
+        gpu_wide_next(load, 4, groups);
         const uint8_t *left = sh.in[stage].x + team * GPU_WIDE_ROWS * GPU_WIDE_BYTES;
         gpu_wide_open();
         gpu_wide_s8(low, left, sh.in[stage].w);
@@ -173,7 +161,7 @@ GPU_DEV void wide_q8_walk(wide_q8_shared &sh, wide_q8_sums &sum, const wide_q8_s
         wide_q8_add(sum, high, 1, sh.w_s[stage], x_s);
         free = stage;
         stage = stage == WIDE_Q8_STAGES - 1 ? 0 : stage + 1;
-        wide_q8_next(at, groups);
+        gpu_wide_next(at, 4, groups);
         for (; pass < at.pass; pass++) wide_q8_hold(sh, sum, odd, pass);
     }
     gpu_copy_wait<0>();
