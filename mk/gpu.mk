@@ -28,8 +28,6 @@ GPU_CODE   := weights install dense moe attention gqa blaslt
 GPU_DEPS   := $(wildcard $(GPU_DIR)/*.h) $(wildcard src/backend/*.h src/base/*.h src/quant/*.h) \
               include/moonshine/moonshine.h
 GPU_WARN   := -Wall -Wextra -Wconversion
-# EXPERTS_WIDE=1: k_experts_wide.h is in use where it can be.
-GPU_DEFS   := $(EXPERTS_WIDE:%=-DEXPERTS_WIDE=%)
 GPU_COMMON := -std=c++17 -fPIC -fvisibility=hidden -ffp-contract=off -Iinclude -Isrc
 GPU_FMA    := $(if $(filter x86_64,$(shell uname -m)),-mfma)
 comma      := ,
@@ -66,7 +64,7 @@ $(BUILD)/pic/%.o: src/%.c $(BUILD)/compile.flags
 
 # ---------------------------------------------------------------- emulator
 
-EMU_FLAGS = $(OPT) -g $(GPU_WARN) $(GPU_DEFS) $(GPU_COMMON) $(GPU_FMA) -pthread
+EMU_FLAGS = $(OPT) -g $(GPU_WARN) $(GPU_COMMON) $(GPU_FMA) -pthread
 $(BUILD)/gpu-emu.flags: FORCE
 	$(call stamp,$(CXX) $(EMU_FLAGS) $(SAN))
 
@@ -129,7 +127,7 @@ $(foreach a,$(HIP_CHECKED),$(eval $(call HIP_CODE,$(a))))
 # ---------------------------------------------------------------- NVIDIA
 
 NVCC_FLAGS = -x cu -std=c++17 -O3 --fmad=false --ftz=false --prec-div=true --prec-sqrt=true -Iinclude -Isrc \
-             -Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra $(GPU_DEFS)
+             -Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra
 $(BUILD)/cuda.flags: FORCE
 	$(call stamp,$(NVCC) $(NVCC_FLAGS) $(CUDA_ARCH))
 

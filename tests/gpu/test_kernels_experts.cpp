@@ -102,6 +102,10 @@ static results run_kernels(const problem &p, bool fast, bool wide) {
     device norm(fast ? (const void *)norm16.data() : p.norm.data(), p.norm.size() * (fast ? 2 : 4));
     device z_q(nullptr, p.z.size()), z_s(nullptr, p.z.size() / 8), act_q(nullptr, (size_t)p.n * p.k * p.inner);
     device act_s(nullptr, (size_t)p.n * p.k * p.inner / 8), act_f(nullptr, (size_t)p.n * p.k * p.inner * 4);
+    const size_t z_groups = (size_t)p.n * wide_mx_row(p.hidden / K_MX_GROUP),
+                 act_groups = (size_t)p.n * p.k * wide_mx_row(p.inner / K_MX_GROUP);
+    device z_h(nullptr, z_groups * WIDE_MX_GROUP_BYTES), z_hs(nullptr, z_groups * 4);
+    device act_h(nullptr, act_groups * WIDE_MX_GROUP_BYTES), act_hs(nullptr, act_groups * 4);
     std::vector<device *> slot;
     void *slots[EXPERTS] = {};
     for (size_t e = 0; e < p.sources.size(); e++) {
@@ -129,12 +133,18 @@ static results run_kernels(const problem &p, bool fast, bool wide) {
     a.act_s = act_s.as<float>();
     a.y = y.as<float>();
     a.wide = wide;
+    a.rows = p.n;
+    a.z_h = z_h.as<uint8_t>();
+    a.z_hs = z_hs.as<float>();
+    a.act_h = act_h.as<uint8_t>();
+    a.act_hs = act_hs.as<float>();
     const experts_quantize_args input = {z_q.as<uint8_t>(), z_s.as<float>(), a.z, p.n * (p.hidden / K_MX_GROUP)};
     if (fast) k_experts_begin(0, &input);
     if (fast && experts_all_single(b.data(), (uint32_t)b.size())) {
         k_experts_singles(0, &a, b.data(), (uint32_t)b.size());
     } else {
-        experts_table_build(&a.table, &used, host.data(), table.as<void>(), b.data(), (uint32_t)b.size());
+        experts_table_build(&a.table, &used, host.data(), table.as<void>(), b.data(), (uint32_t)b.size(),
+                            experts_most(wide));
         assert_true(used <= host.size() * 8);
         assert_int_equal(gpuMemcpyAsync(table.as<void>(), host.data(), used, gpuMemcpyHostToDevice, 0), gpuSuccess);
         k_experts_run(0, &a, fast);
@@ -184,11 +194,12 @@ static void test_long_rows(void **state) {
 /* Items of every width of the matrix units, and more rows than an item takes. */
 static void test_groups(void **state) {
     (void)state;
-    static const uint32_t rows[] = {8, 9, 16, 24, 32, 33, 48, 64, 72, 88, 96, 97, 200};
+    static const uint32_t rows[] = {8, 9, 16, 24, 32, 33, 48, 64, 65, 72, 88, 96, 97, 127, 128, 129, 200};
     for (uint32_t n : rows) check(96, 64, n, 1, 1, true);
     check(96, 64, 40, 2, 2, true);
     check(160, 32, 70, 1, 1, true, VALUES_MIXED);
     check(1120, 288, 40, 1, 1, true); /* several stages a pass, tiles left over */
+    check(416, 160, 100, 1, 1, true);
     check(32, 32, 80, 1, 1, true, VALUES_NAN);
     check(96, 64, 9, 1, 1, false);
 }
@@ -276,7 +287,7 @@ static void test_table(void **state) {
     assert_false(experts_in_range(batches, 3, 20, 19));
     assert_false(experts_all_single(batches, 3));
     assert_true(experts_all_single(batches + 1, 2));
-    experts_table_build(&t, &used, host.data(), host.data(), batches, 3);
+    experts_table_build(&t, &used, host.data(), host.data(), batches, 3, EXPERT_MANY);
     assert_int_equal(t.count, 2);
     assert_int_equal(t.few, 2);
     assert_ptr_equal(t.items[1].slot, pair);
@@ -286,7 +297,7 @@ static void test_table(void **state) {
     assert_int_equal(used, 2 * sizeof(expert_item) + 2 * 20 * sizeof(uint32_t));
     batches[2] = batches[0];
     assert_false(experts_in_range(batches, 3, 20, 20));
-    experts_table_build(&t, &used, host.data(), host.data(), batches, 0);
+    experts_table_build(&t, &used, host.data(), host.data(), batches, 0, EXPERT_MANY);
     assert_int_equal(t.count, 0);
 }
 
@@ -296,16 +307,17 @@ static void test_items(void **state) {
     std::vector<uint32_t> list(1000);
     for (uint32_t i = 0; i < 1000; i++) list[i] = i;
     std::vector<uint64_t> host(experts_table_bytes(1000) / 8 + 1);
-    for (uint32_t n = 1; n < 400; n++) {
+    for (uint32_t n = 1; n < 800; n++) {
+        const uint32_t most = experts_most(n % 2);
         ms_expert_batch batches[2] = {{host.data(), list.data(), list.data(), n},
                                       {host.data(), list.data() + n, list.data() + n, 7}};
         expert_table t = {};
         size_t used = 0;
-        experts_table_build(&t, &used, host.data(), host.data(), batches, 2);
+        experts_table_build(&t, &used, host.data(), host.data(), batches, 2, most);
         assert_true(used <= experts_table_bytes(n + 7));
         std::vector<int> seen(n + 7);
         for (uint32_t i = 0; i < t.count; i++) {
-            assert_true(t.items[i].count >= 1 && t.items[i].count <= EXPERT_MANY);
+            assert_true(t.items[i].count >= 1 && t.items[i].count <= most);
             assert_int_equal(t.items[i].count > EXPERT_FEW, i >= t.few);
             for (uint32_t j = 0; j < t.items[i].count; j++) seen[t.row[t.items[i].first + j]]++;
         }

@@ -282,6 +282,7 @@ struct alignas(8) gpu_u2 {
     uint32_t v[2];
 };
 GPU_DEV gpu_u2 gpu_load_u2(const void *p) { return *(const gpu_u2 *)p; }
+GPU_DEV void gpu_store_u2(void *p, gpu_u2 v) { *(gpu_u2 *)p = v; }
 GPU_DEV gpu_u4 gpu_load_u4(const void *p) { return *(const gpu_u4 *)p; }
 GPU_DEV gpu_f4 gpu_load_f4(const void *p) { return *(const gpu_f4 *)p; }
 
@@ -318,13 +319,19 @@ GPU_DEV void gpu_prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0]
 GPU_DEV void gpu_prefetch(const void *) {}
 #endif
 
-// 16 bytes from memory to shared memory (from == NULL: zeros), 4 bytes likewise; both in the background until
+// 16, 8 or 4 bytes from memory to shared memory (gpu_copy16_or_zero: zeros if from == NULL), in the background until
 // gpu_copy_wait<n>: all but the last n batches that gpu_copy_batch() closed are there, for the thread that asked. Loads
 // and stores may pass a copy: a gpu_sync() must lie between it and the last use of what it overwrites.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-GPU_DEV void gpu_copy16(void *to, const void *from) {
+GPU_DEV void gpu_copy16_or_zero(void *to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
                  "l"(from), "r"(from ? 16 : 0));
+}
+GPU_DEV void gpu_copy16(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from));
+}
+GPU_DEV void gpu_copy8(void *to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from));
 }
 GPU_DEV void gpu_copy4(void *to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from));
@@ -332,11 +339,13 @@ GPU_DEV void gpu_copy4(void *to, const void *from) {
 GPU_DEV void gpu_copy_batch(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> GPU_DEV void gpu_copy_wait(void) { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 #else
-GPU_DEV void gpu_copy16(void *to, const void *from) {
+GPU_DEV void gpu_copy16_or_zero(void *to, const void *from) {
     gpu_u4 v = {{0, 0, 0, 0}};
     if (from) v = gpu_load_u4(from);
     *(gpu_u4 *)to = v;
 }
+GPU_DEV void gpu_copy16(void *to, const void *from) { *(gpu_u4 *)to = gpu_load_u4(from); }
+GPU_DEV void gpu_copy8(void *to, const void *from) { gpu_store_u2(to, gpu_load_u2(from)); }
 GPU_DEV void gpu_copy4(void *to, const void *from) { *(uint32_t *)to = *(const uint32_t *)from; }
 GPU_DEV void gpu_copy_batch(void) {}
 template <int N> GPU_DEV void gpu_copy_wait(void) {}

@@ -268,6 +268,13 @@ void layout(gpu_scratch *s, carver *v, const ms_backend *be, const ms_scratch_ne
         s->z_s = (float *)carve(v, n->rows, n->expert.hidden / K_MX_GROUP, sizeof(float));
         s->e_q = (int8_t *)carve(v, n->pairs, n->expert.inner, 1);
         s->e_s = (float *)carve(v, n->pairs, n->expert.inner / K_MX_GROUP, sizeof(float));
+        if (g->wide) {
+            const uint64_t z_groups = halves_groups(n->expert.hidden), e_groups = halves_groups(n->expert.inner);
+            s->z_h = (uint8_t *)carve(v, n->rows, z_groups, 2 * K_MX_GROUP);
+            s->z_hs = (float *)carve(v, n->rows, z_groups, sizeof(float));
+            s->e_h = (uint8_t *)carve(v, n->pairs, e_groups, 2 * K_MX_GROUP);
+            s->e_hs = (float *)carve(v, n->pairs, e_groups, sizeof(float));
+        }
     } else {
         s->z = (float *)carve(v, n->rows, n->expert.hidden, sizeof(float));
         s->e_act = (float *)carve(v, n->pairs, n->expert.inner, sizeof(float));

@@ -37,6 +37,8 @@ struct gpu_scratch {
     float *e_act; // [pairs][inner], reference only
     int8_t *e_q;
     float *e_s;          // [pairs][inner / 32]
+    uint8_t *z_h, *e_h;  // rows of halves (k_experts_wide.h), on a device of wide tiles
+    float *z_hs, *e_hs;
     void *table;         // of one experts_run
     uint8_t *table_host; // pinned, outside the arena: TABLES of them
     uint8_t *fetched;    // pinned, outside the arena: FLAG_ROUTER, then what fetch_begin asked for
@@ -243,6 +245,7 @@ bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes);
 // To pinned memory: `bytes` from dev, and the router's flag to `flag` unless NULL (gpu_moe.cpp).
 void fetch_words(gpu_backend *g, void *to, const void *dev, size_t bytes, void *flag);
 
+uint64_t halves_groups(uint32_t cols);               // groups of such a row of gpu_scratch.z_h, .e_h (gpu_moe.cpp)
 uint64_t mix_scratch_need(const ms_scratch_need *n); // floats a row of gpu_scratch.mix (gpu_dense.cpp)
 uint64_t mla_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.mla (gpu_attention.cpp)
 uint64_t gqa_scratch_need(const ms_scratch_need *n); // bytes of gpu_scratch.gqa (gpu_gqa.cpp)

@@ -93,6 +93,8 @@ bool choice_fetch(gpu_backend *g, const void *dev, size_t bytes) {
     return c->fetched;
 }
 
+uint64_t halves_groups(uint32_t cols) { return wide_mx_row(cols / K_MX_GROUP); }
+
 uint64_t table_scratch_need(const ms_scratch_need *n) { return (experts_table_bytes(n->pairs) + 63) / 64 * 64; }
 
 namespace {
@@ -161,13 +163,13 @@ void experts_begin(ms_backend *be, const float *z, uint32_t n, ms_expert_shape s
 }
 
 // A table goes through one of two pinned copies, so that the next call can be prepared while this one runs.
-bool send_table(gpu_backend *g, expert_table *table, const ms_expert_batch *batches, uint32_t count) {
+bool send_table(gpu_backend *g, experts_args *a, const ms_expert_batch *batches, uint32_t count) {
     const gpu_scratch *sc = &g->scratch;
     unsigned i = g->next_table;
     uint8_t *host = sc->table_host + i * table_scratch_need(&sc->need);
     size_t bytes = 0;
     if (!gpu_ok(g, gpuEventSynchronize(g->table_free[i]), "experts_run")) return false;
-    experts_table_build(table, &bytes, host, sc->table, batches, count);
+    experts_table_build(&a->table, &bytes, host, sc->table, batches, count, experts_most(a->wide));
     g->next_table = (i + 1) % TABLES;
     (void)gpu_ok(g, gpuMemcpyAsync(sc->table, host, bytes, gpuMemcpyHostToDevice, g->stream), "experts_run");
     return gpu_ok(g, gpuEventRecord(g->table_free[i], g->stream), "experts_run");
@@ -193,11 +195,16 @@ void experts_run(ms_backend *be, float *y, ms_expert_shape s, ms_situ act, const
     a.act_s = sc->e_s;
     a.act = sc->e_act;
     a.y = y;
-    a.wide = EXPERTS_WIDE && g->wide;
+    a.wide = is_fast(g) && g->wide && wide_mx_fits(g->experts_n, sc->need.pairs, s.hidden, s.inner);
+    a.rows = g->experts_n;
+    a.z_h = sc->z_h;
+    a.z_hs = sc->z_hs;
+    a.act_h = sc->e_h;
+    a.act_hs = sc->e_hs;
     slots_use(g, batches, count);
     if (is_fast(g) && experts_all_single(batches, count))
         k_experts_singles(g->stream, &a, batches, count);
-    else if (send_table(g, &a.table, batches, count))
+    else if (send_table(g, &a, batches, count))
         k_experts_run(g->stream, &a, is_fast(g));
     slots_used(g, batches, count);
     rows_written(g, y, (size_t)sc->need.pairs * s.hidden * sizeof *y);

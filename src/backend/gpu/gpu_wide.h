@@ -2,9 +2,9 @@
 //
 // A tile in shared memory has rows of 128 bytes and begins at a multiple of 1024 bytes; byte b of its row r lies at
 //   gpu_wide_at(r, b).
-// gpu_wide_s8() sums 64 left rows of int8 with each of 64 right rows.  gpu_wide_f16<B>() sums 64 bytes, 32 halves, of
-//   64 left rows with the same of 8 B right rows: exact where all products of a sum are multiples of one power of two,
-//   2^u, and the sum of their absolutes is below 2^(u + 16).
+// gpu_wide_s8() sums 64 left rows of int8 with each of 64 right rows.  gpu_wide_f16() does so with 64 bytes, 32 halves,
+//   from byte `byte` on: exact where all products of a sum are multiples of one power of two, 2^u, and the sum of their
+//   absolutes is below 2^(u + 16).
 // Sums: element [b][i] of lane l of wave w of the team is of left row 16 w + l / 4 + i / 2 * 8 and of right row
 //   8 b + l % 4 * 2 + i % 2.
 // Order: gpu_wide_written() by who wrote a tile, gpu_sync(), gpu_wide_open(), products, each with gpu_wide_close()
@@ -58,6 +58,7 @@ extern __shared__ __align__(1024) unsigned char gpu_wide_memory[];
 #define GPU_LAUNCH_WIDE(T, kern, grid, block, stream, ...)                                                             \
     do {                                                                                                               \
         (void)cudaFuncSetAttribute((const void *)kern, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(T));   \
+        (void)cudaFuncSetAttribute((const void *)kern, cudaFuncAttributePreferredSharedMemoryCarveout, 100);           \
         kern<<<(grid), (block), sizeof(T), (stream)>>>(__VA_ARGS__);                                                   \
     } while (0)
 #endif
@@ -119,7 +120,7 @@ GPU_DEV void gpu_wide_written(void) {}
 GPU_DEV void gpu_wide_open(void) {}
 GPU_DEV void gpu_wide_close(void) {}
 template <int N> GPU_DEV void gpu_wide_wait(void) {}
-template <class T, int B> GPU_DEV void gpu_wide_take(T (&)[B][4]) {}
+template <class T> GPU_DEV void gpu_wide_take(T (&)[GPU_WIDE_BLOCKS][4]) {}
 
 // The 16 bytes of tile row r from byte `byte` on.
 GPU_DEV const uint8_t *gpu_wide_piece(const uint8_t *tile, uint32_t r, uint32_t byte) {
@@ -146,8 +147,8 @@ GPU_DEV void gpu_wide_s8(int32_t (&d)[GPU_WIDE_BLOCKS][4], const uint8_t *left, 
 GPU_DEV float gpu_wide_half(const uint8_t *tile, uint32_t r, uint32_t byte) {
     return gpu_half_f32(*(const uint16_t *)(tile + gpu_wide_at(r, byte)));
 }
-template <int B> GPU_DEV void gpu_wide_f16(float (&d)[B][4], const uint8_t *left, const uint8_t *right, uint32_t byte) {
-    for (uint32_t b = 0; b < B; b++) {
+GPU_DEV void gpu_wide_f16(float (&d)[GPU_WIDE_BLOCKS][4], const uint8_t *left, const uint8_t *right, uint32_t byte) {
+    for (uint32_t b = 0; b < GPU_WIDE_BLOCKS; b++) {
         for (uint32_t i = 0; i < 4; i++) {
             d[b][i] = 0.0f;
             for (uint32_t k = byte; k < byte + 64; k += 2)
@@ -163,13 +164,13 @@ template <int N> GPU_DEV void gpu_wide_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-template <int B> GPU_DEV void gpu_wide_take(int32_t (&d)[B][4]) {
+GPU_DEV void gpu_wide_take(int32_t (&d)[GPU_WIDE_BLOCKS][4]) {
     GPU_UNROLL
-    for (int i = 0; i < 4 * B; i++) asm volatile("" : "+r"(d[i / 4][i % 4])::"memory");
+    for (int i = 0; i < 4 * GPU_WIDE_BLOCKS; i++) asm volatile("" : "+r"(d[i / 4][i % 4])::"memory");
 }
-template <int B> GPU_DEV void gpu_wide_take(float (&d)[B][4]) {
+GPU_DEV void gpu_wide_take(float (&d)[GPU_WIDE_BLOCKS][4]) {
     GPU_UNROLL
-    for (int i = 0; i < 4 * B; i++) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
+    for (int i = 0; i < 4 * GPU_WIDE_BLOCKS; i++) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
 
 // The descriptor of a tile in shared memory: rows of 128 bytes, swizzled by 128, eight rows every 1024 bytes.
@@ -197,34 +198,20 @@ GPU_DEV void gpu_wide_s8(int32_t (&d)[GPU_WIDE_BLOCKS][4], const uint8_t *left, 
     for (uint32_t k = 0; k < 4; k++) gpu_wide_s8_step(d, l + 2 * k, r + 2 * k, k > 0);
 }
 
-// The same for 16 columns of halves, and 48, 72 or 88 right rows.
+// The same for 16 columns of halves.
 #define GPU_WIDE_F(b) "+f"(d[b][0]), "+f"(d[b][1]), "+f"(d[b][2]), "+f"(d[b][3])
-#define GPU_WIDE_F16(rows, list, left, right, more, ...)                                                               \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" more ", 0;\n"                                                    \
-                 "wgmma.mma_async.sync.aligned.m64n" rows "k16.f32.f16.f16 {" list "}, %" left ", %" right             \
-                 ", p, 1, 1, 0, 0;\n}\n"                                                                               \
-                 : __VA_ARGS__                                                                                         \
-                 : "l"(l), "l"(r), "r"(m))
-#define GPU_WIDE_24                                                                                                    \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "                  \
-    "%21, %22, %23"
-#define GPU_WIDE_36 GPU_WIDE_24 ", %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35"
-#define GPU_WIDE_44 GPU_WIDE_36 ", %36, %37, %38, %39, %40, %41, %42, %43"
-GPU_DEV void gpu_wide_f16_step(float (&d)[6][4], uint64_t l, uint64_t r, int m) {
-    GPU_WIDE_F16("48", GPU_WIDE_24, "24", "25", "26", GPU_WIDE_F(0), GPU_WIDE_F(1), GPU_WIDE_F(2), GPU_WIDE_F(3),
-                 GPU_WIDE_F(4), GPU_WIDE_F(5));
-}
-GPU_DEV void gpu_wide_f16_step(float (&d)[9][4], uint64_t l, uint64_t r, int m) {
-    GPU_WIDE_F16("72", GPU_WIDE_36, "36", "37", "38", GPU_WIDE_F(0), GPU_WIDE_F(1), GPU_WIDE_F(2), GPU_WIDE_F(3),
-                 GPU_WIDE_F(4), GPU_WIDE_F(5), GPU_WIDE_F(6), GPU_WIDE_F(7), GPU_WIDE_F(8));
-}
-GPU_DEV void gpu_wide_f16_step(float (&d)[11][4], uint64_t l, uint64_t r, int m) {
-    GPU_WIDE_F16("88", GPU_WIDE_44, "44", "45", "46", GPU_WIDE_F(0), GPU_WIDE_F(1), GPU_WIDE_F(2), GPU_WIDE_F(3),
-                 GPU_WIDE_F(4), GPU_WIDE_F(5), GPU_WIDE_F(6), GPU_WIDE_F(7), GPU_WIDE_F(8), GPU_WIDE_F(9),
-                 GPU_WIDE_F(10));
+GPU_DEV void gpu_wide_f16_step(float (&d)[GPU_WIDE_BLOCKS][4], uint64_t left, uint64_t right, int more) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, p, 1, 1, 0, 0;\n}\n"
+                 : GPU_WIDE_F(0), GPU_WIDE_F(1), GPU_WIDE_F(2), GPU_WIDE_F(3), GPU_WIDE_F(4), GPU_WIDE_F(5),
+                   GPU_WIDE_F(6), GPU_WIDE_F(7)
+                 : "l"(left), "l"(right), "r"(more));
 }
 
-template <int B> GPU_DEV void gpu_wide_f16(float (&d)[B][4], const uint8_t *left, const uint8_t *right, uint32_t byte) {
+GPU_DEV void gpu_wide_f16(float (&d)[GPU_WIDE_BLOCKS][4], const uint8_t *left, const uint8_t *right, uint32_t byte) {
     const uint64_t l = gpu_wide_tile(left) + byte / 16, r = gpu_wide_tile(right) + byte / 16;
     gpu_wide_f16_step(d, l, r, 0);
     gpu_wide_f16_step(d, l + 2, r + 2, 1);

@@ -310,7 +310,7 @@ GPU_DEV void k_mma_copy(k_mma_shared &sh, const k_mma_source &s, uint32_t half, 
         const uint32_t t = gpu_tid(), stage = half % K_MMA_STAGES, at = half * K_MMA_HALF, g = half / 2;
         gpu_copy16(&sh.x[stage][t / 4][s.col], s.x[0] + at);
         gpu_copy16(&sh.x[stage][t / 4 + 64][s.col], s.x[1] + at);
-        gpu_copy16(&sh.w[stage][t / 4][s.col], at + s.col < s.w_stride ? s.w + at : nullptr);
+        gpu_copy16_or_zero(&sh.w[stage][t / 4][s.col], at + s.col < s.w_stride ? s.w + at : nullptr);
         if (half % 2 == 0 && t < K_MMA_X + K_MMA_W)
             gpu_copy4(t < K_MMA_X ? &sh.x_s[g % 2][t] : &sh.w_s[g % 2][t - K_MMA_X],
                       s.scale + (size_t)g * s.scale_step);

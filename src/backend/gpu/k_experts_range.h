@@ -380,22 +380,23 @@ template <int ROWS> GPU_KERNEL MX_BOUNDS(ROWS) k_experts_outer_range(experts_arg
 template <int ROWS, bool INNER>
 static inline void mx_launch(gpuStream_t stream, const experts_args *args, uint32_t first, uint32_t count) {
     experts_args a = *args;
-    const uint32_t tiles = INNER ? a.inner / K_TILE : k_ceil_div(a.hidden / K_TILE, 2);
-    const uint32_t most = MX_ITEM_BLOCKS / tiles ? MX_ITEM_BLOCKS / tiles : 1;
-    for (uint32_t done = 0; done < count; done += most) {
-        const uint32_t at = first + done, n = count - done < most ? count - done : most;
+    mx_launches<INNER>(a, first, count, [&](uint32_t at, uint32_t blocks) {
         if (INNER)
-            GPU_LAUNCH(k_experts_inner_range<ROWS>, gpuDim3(n * tiles), gpuDim3(MX_THREADS), stream, a, at);
+            GPU_LAUNCH(k_experts_inner_range<ROWS>, gpuDim3(blocks), gpuDim3(MX_THREADS), stream, a, at);
         else
-            GPU_LAUNCH(k_experts_outer_range<ROWS>, gpuDim3(n * tiles), gpuDim3(MX_THREADS), stream, a, at);
-    }
+            GPU_LAUNCH(k_experts_outer_range<ROWS>, gpuDim3(blocks), gpuDim3(MX_THREADS), stream, a, at);
+    });
 }
+
+// Most rows of an item.
+static inline uint32_t experts_most(bool wide) { return wide ? (uint32_t)WIDE_MX_X : (uint32_t)EXPERT_MANY; }
 
 // Items of more than EXPERT_FEW rows.
 template <bool INNER> static inline void mx_launch_many(gpuStream_t stream, const experts_args *a) {
     const uint32_t few = a->table.few, many = a->table.count - few;
 #if GPU_WIDE_HOST
     if (a->wide) {
+        if (INNER && many) wide_mx_launch_rows(stream, a);
         wide_mx_launch<INNER>(stream, a, few, many);
         return;
     }

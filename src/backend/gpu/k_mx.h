@@ -13,7 +13,8 @@ extern "C" {
 #include "backend/backend.h"
 }
 
-// Rows of an item: at most EXPERT_FEW for one kernel, at most EXPERT_MANY for the other (k_experts_range.h).
+// Rows of an item: at most EXPERT_FEW for one kernel (k_experts_range.h); at most EXPERT_MANY for the other one, or
+// WIDE_MX_X for that of wide tiles (k_experts_wide.h).
 enum { EXPERT_FEW = GPU_S8_WMMA ? 32 : 24, EXPERT_MANY = GPU_S8_WMMA ? 64 : 88 };
 enum { MX_ITEM_BLOCKS = 1 << 24 }; // most blocks of a launch of many rows, or one item's
 
@@ -30,7 +31,7 @@ enum { MX_ITEM_BLOCKS = 1 << 24 }; // most blocks of a launch of many rows, or o
 // ---------------------------------------------------------------- descriptor table
 typedef struct expert_item {
     const uint8_t *slot;   // device
-    uint32_t first, count; // its part of the lists; 1 <= count <= EXPERT_MANY
+    uint32_t first, count; // its part of the lists; 1 <= count <= `most` of experts_table_build()
 } expert_item;
 
 // Device addresses inside an uploaded table.
@@ -57,18 +58,19 @@ static inline bool experts_in_range(const ms_expert_batch *batches, uint32_t cou
 }
 
 // Rows of the items of a batch, but perhaps of the last: as even as columns of the matrix unit allow.
-static inline uint32_t experts_item_rows(uint32_t rows) {
-    uint32_t each = k_ceil_div(rows, k_ceil_div(rows, EXPERT_MANY));
+static inline uint32_t experts_item_rows(uint32_t rows, uint32_t most) {
+    uint32_t each = k_ceil_div(rows, k_ceil_div(rows, most));
     return k_ceil_div(each, GPU_S8_COLS) * GPU_S8_COLS;
 }
 
-// Lays batches that are in range out in `host`; *used: bytes to upload to `device`, 8-aligned.
+// Lays batches that are in range out in `host`, as items of at most `most` rows, a multiple of GPU_S8_COLS; *used:
+// bytes to upload to `device`, 8-aligned.
 static inline void experts_table_build(expert_table *table, size_t *used, void *host, const void *device,
-                                       const ms_expert_batch *batches, uint32_t count) {
+                                       const ms_expert_batch *batches, uint32_t count, uint32_t most) {
     uint32_t total = 0, items = 0, few = 0;
     for (uint32_t b = 0; b < count; b++) {
         if (batches[b].count == 0) continue;
-        uint32_t each = experts_item_rows(batches[b].count), n = k_ceil_div(batches[b].count, each);
+        uint32_t each = experts_item_rows(batches[b].count, most), n = k_ceil_div(batches[b].count, each);
         total += batches[b].count;
         items += n;
         few += each <= EXPERT_FEW ? n : batches[b].count - (n - 1) * each <= EXPERT_FEW ? 1 : 0;
@@ -76,7 +78,7 @@ static inline void experts_table_build(expert_table *table, size_t *used, void *
     expert_item *item = (expert_item *)host;
     uint32_t *row = (uint32_t *)(item + items), *pair = row + total, at = 0, next_few = 0, next_many = few;
     for (uint32_t b = 0; b < count; b++) {
-        uint32_t each = batches[b].count ? experts_item_rows(batches[b].count) : 0;
+        uint32_t each = batches[b].count ? experts_item_rows(batches[b].count, most) : 0;
         for (uint32_t first = 0; first < batches[b].count; first += each) {
             uint32_t n = batches[b].count - first < each ? batches[b].count - first : each;
             item[n <= EXPERT_FEW ? next_few++ : next_many++] =
@@ -168,6 +170,23 @@ typedef struct experts_args {
     const float *z_s, *z;
     uint8_t *act_q;
     float *act_s, *act;
-    float *y;  // [pairs][hidden]
-    bool wide; // many rows by k_experts_wide.h, on a device of gpu_wide_device()
+    float *y; // [pairs][hidden]
+    // Items of many rows by k_experts_wide.h, on a device of gpu_wide_device(): it has rows of halves, z[rows].
+    bool wide;
+    uint32_t rows;
+    uint8_t *z_h, *act_h;
+    float *z_hs, *act_hs;
 } experts_args;
+
+// ---------------------------------------------------------------- host
+// Items [first, first + count) of the table, a block for a tile of gate and of up (INNER) or for two of the down
+// product: launch(its first item, its blocks), as often as a grid's limit asks for.
+template <bool INNER, class F>
+static inline void mx_launches(const experts_args &a, uint32_t first, uint32_t count, F launch) {
+    const uint32_t blocks = INNER ? a.inner / K_TILE : k_ceil_div(a.hidden / K_TILE, 2);
+    const uint32_t most = MX_ITEM_BLOCKS / blocks ? MX_ITEM_BLOCKS / blocks : 1;
+    for (uint32_t done = 0; done < count; done += most) {
+        const uint32_t n = count - done < most ? count - done : most;
+        launch(first + done, n * blocks);
+    }
+}

@@ -81,7 +81,7 @@ GPU_DEV void wide_q8_copy(wide_q8_shared &sh, const wide_q8_source &s, const gpu
         for (uint32_t i = 0; i < WIDE_Q8_PIECES; i++) {
             const uint32_t to = gpu_wide_at(t / 8 + 32 * i, s.col);
             gpu_copy16(&in.x[to], s.x + s.x_row[i] + first);
-            gpu_copy16(&in.w[to], stored ? s.w + s.w_row[i] + first : nullptr);
+            gpu_copy16_or_zero(&in.w[to], stored ? s.w + s.w_row[i] + first : nullptr);
         }
         gpu_copy4(t < WIDE_Q8_X ? &sh.x_s[stage][t] : &sh.w_s[stage][wide_q8_column(t - WIDE_Q8_X)],
                   s.scale + (size_t)at.group * s.scale_step);
