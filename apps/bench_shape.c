@@ -620,6 +620,8 @@ static void destroy(shape_run *r) {
     if (r->dir[0]) (void)nftw(r->dir, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }
 
+#define NOT_GIVEN UINT32_MAX
+
 /* "100": nothing is read. */
 static bool read_hits(shape_flags *f) {
     if (!f->hits || !strcmp(f->hits, "100")) return true;
@@ -635,8 +637,24 @@ static bool read_hits(shape_flags *f) {
     }
 }
 
+/* Options that say how experts are read: their defaults, or an error where none are. */
+static ms_status settle_reads(shape_flags *f, ms_error *err) {
+    const struct {
+        const char *name;
+        uint32_t *value, by_default;
+    } reads[] = {{"guess", &f->guess, 93}, {"depth", &f->depth, 0}, {"real-layers", &f->real_layers, 1}};
+    for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
+        if (*reads[i].value == NOT_GIVEN)
+            *reads[i].value = reads[i].by_default;
+        else if (!shape_streams(f))
+            return ms_fail(err, MS_ERR_USAGE, "--%s: expected --hits below 100 beside it: nothing is read",
+                           reads[i].name);
+    }
+    return MS_OK;
+}
+
 int ms_bench_shape(int argc, char **argv) {
-    shape_flags flags = {.tokens = 32, .rows = 1, .guess = 93, .real_layers = 1};
+    shape_flags flags = {.tokens = 32, .rows = 1, .guess = NOT_GIVEN, .depth = NOT_GIVEN, .real_layers = NOT_GIVEN};
     const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &flags}};
     const ms_option_set set = {.program = "moonshine bench shape",
                                .synopsis = "[options]",
@@ -653,6 +671,7 @@ int ms_bench_shape(int argc, char **argv) {
                       flags.hits, (int)SHAPE_MAX_HITS);
         return ms_command_fail(set.program, &err);
     }
+    if (settle_reads(&flags, &err) != MS_OK) return ms_command_fail(set.program, &err);
     shape_run r = {.f = &flags};
     ms_interrupt_watch(); /* the folder goes before the program does */
     ms_status st = create(&r, &err);

@@ -70,6 +70,9 @@ static void test_refused(void **state) {
     cli_make_folder(dir);
     run(WORDS(SHAPE, "--slots", "3"), 2, dir, WORDS("slots 3: expected 4 to 32"));
     run(WORDS(SHAPE, "--slots", "32", "--hits", "50"), 2, dir, WORDS("slots 32", "at most 28"));
+    run(WORDS(SHAPE, "--guess", "93"), 2, dir, WORDS("--guess", "--hits below 100"));
+    run(WORDS(SHAPE, "--hits", "100", "--depth", "0"), 2, dir, WORDS("--depth", "--hits below 100"));
+    run(WORDS(SHAPE, "--real-layers", "1"), 2, dir, WORDS("--real-layers", "--hits below 100"));
     static const char *const bad[] = {"101", "50,100", "50,", ",50", "", "x", "50 ", "1,2,3,4,5,6,7,8,9"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) run(WORDS(SHAPE, "--hits", bad[i]), 2, dir, WORDS("--hits"));
     run(WORDS("bench", "shape", "--folder", "/no/such/folder"), 1, dir, WORDS("/no/such/folder"));
