@@ -24,6 +24,7 @@ enum {
     WIDE_MX_BLOCKS = 2,            // of a processor at a time, so that one works while the other begins or ends
     WIDE_MX_ADDER_REGISTERS = 208, // of 65536 of a processor
     WIDE_MX_MAKER_REGISTERS = 48,
+    WIDE_MX_REGISTERS = 128, // of both before and after their work
     WIDE_MX_TILES = 2,
     WIDE_MX_W = WIDE_MX_TILES * K_TILE, // weight rows
     WIDE_MX_X = 2 * GPU_WIDE_ROWS,      // most input rows
@@ -59,7 +60,7 @@ struct wide_mx_shared {
         float out[WIDE_MX_X][WIDE_MX_W + 8]; // when all stages have been used
     };
     float even[WIDE_MX_SUMS][WIDE_MX_ADDERS];
-    gpu_gate full[WIDE_MX_STAGES], free[WIDE_MX_STAGES];
+    gpu_gate full[WIDE_MX_STAGES], free[WIDE_MX_STAGES], done;
 };
 static_assert(sizeof(wide_mx_shared) <= GPU_WIDE_SHARED / WIDE_MX_BLOCKS - 1024, "shared memory");
 
@@ -282,7 +283,8 @@ template <int M> GPU_DEV void wide_mx_walk(wide_mx_shared &sh, wide_mx_dots (&su
 template <int M> GPU_DEV void wide_mx_adders(wide_mx_shared &sh, uint32_t groups) {
     wide_mx_dots sum[2][M];
     wide_mx_walk<M>(sh, sum, groups);
-    gpu_sync(); // all stages have been used
+    gpu_gate_arrive(&sh.done);
+    gpu_gate_wait(&sh.done, 0); // all stages have been used
     GPU_UNROLL
     for (uint32_t i = 0; i < 32 * M; i += 2) {
         const uint32_t row = i / 32 * GPU_WIDE_ROWS + gpu_wave() * 16 + gpu_lane() / 4 + i % 4 / 2 * 8;
@@ -291,7 +293,6 @@ template <int M> GPU_DEV void wide_mx_adders(wide_mx_shared &sh, uint32_t groups
         two.v[1] = gpu_as_u32(sum[0][i / 32][i / 4 % 8][i % 4 + 1]);
         gpu_store_u2(&sh.out[row][i / 4 % 8 * 8 + gpu_lane() % 4 * 2], two);
     }
-    gpu_sync();
 }
 
 // ---------------------------------------------------------------- a block
@@ -303,24 +304,24 @@ GPU_DEV void wide_mx_products(wide_mx_shared &sh, const uint8_t *tile, uint32_t 
             gpu_gate_init(&sh.full[i], WIDE_MX_MAKERS / GPU_WAVE);
             gpu_gate_init(&sh.free[i], WIDE_MX_ADDERS / GPU_WAVE);
         }
+        gpu_gate_init(&sh.done, WIDE_MX_ADDERS / GPU_WAVE);
     }
     gpu_sync();
     if (gpu_tid() >= WIDE_MX_ADDERS) {
         gpu_registers_fewer<WIDE_MX_MAKER_REGISTERS>();
         wide_mx_makers(sh, wide_mx_source_of(tile, tiles, h, scales, index, count, groups));
-        gpu_sync();
-        gpu_sync();
-        return;
+        gpu_registers_more<WIDE_MX_REGISTERS>();
+    } else {
+        gpu_registers_more<WIDE_MX_ADDER_REGISTERS>();
+        if (count <= GPU_WIDE_ROWS)
+            wide_mx_adders<1>(sh, groups);
+        else
+            wide_mx_adders<2>(sh, groups);
+        gpu_registers_fewer<WIDE_MX_REGISTERS>();
     }
-    gpu_registers_more<WIDE_MX_ADDER_REGISTERS>();
-    if (count <= GPU_WIDE_ROWS)
-        wide_mx_adders<1>(sh, groups);
-    else
-        wide_mx_adders<2>(sh, groups);
+    gpu_sync();
 }
-#endif
 
-#if GPU_WIDE_CODE
 // Of two rows at a time, so that one need not wait for the other.
 GPU_DEV void wide_mx_situ(float (&y)[2], const float *first, const float *second, bool betas, float beta,
                           float linear) {
