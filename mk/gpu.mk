@@ -260,4 +260,4 @@ gpu-check-cuda: $(if $(NVCC),$(foreach a,$(CUDA_CHECKED),$(GPU_CODE:%=$(BUILD)/c
 	@[ -n '$(NVCC)' ] || echo 'gpu-check: nvcc is not here: NVIDIA code is not checked'
 	@for a in $(if $(NVCC),$(CUDA_CHECKED)); do echo "$$a:"; \
 	    awk '/Compiling entry/ {k = $$7} /Used/ {print k, $$0}' $(BUILD)/cuda/$$a/*.cubin.txt; \
-	    if grep -E 'warning|error|[1-9][0-9]* bytes spill' $(BUILD)/cuda/$$a/*.cubin.txt; then exit 1; fi; done
+	    if grep -E 'warning|error|serialized|[1-9][0-9]* bytes spill' $(BUILD)/cuda/$$a/*.cubin.txt; then exit 1; fi; done
