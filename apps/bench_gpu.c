@@ -36,6 +36,7 @@ static const ms_option options[] = {
      .type = MS_OPTION_STRING,
      .offset = FIELD(backend),
      .arg = "NAME",
+     .env = "MOONSHINE_BACKEND",
      .help = "cpu, cuda, hip, emu or auto (default: auto)."},
     {.name = "range-backend",
      .type = MS_OPTION_CHOICE,
@@ -660,9 +661,12 @@ static ms_status run(ms_backend *be, const gpu_flags *f, ms_text *csv, ms_error 
     return MS_OK;
 }
 
-static ms_status open_and_run(const gpu_flags *f, ms_error *err) {
-    ms_backend_options o = {.name = f->backend, .precision = MS_PRECISION_FAST,
-                            .range_blas = f->range_backend != 0};
+static ms_status open_and_run(const char *program, const gpu_flags *f, ms_error *err) {
+    ms_backend_options o = {.name = f->backend,
+                            .precision = MS_PRECISION_FAST,
+                            .range_blas = f->range_backend != 0,
+                            .log = ms_command_log,
+                            .log_arg = (void *)(uintptr_t)program};
     ms_backend *be;
     ms_text csv = {0};
     MS_TRY(ms_backend_open(&be, &o, err));
@@ -691,5 +695,5 @@ int ms_bench_gpu(int argc, char **argv) {
     int code = ms_command_parse(&set, argc, argv, &result);
     if (code >= 0) return code;
     ms_error err;
-    return open_and_run(&flags, &err) == MS_OK ? ms_command_finish(program) : ms_command_fail(program, &err);
+    return open_and_run(program, &flags, &err) == MS_OK ? ms_command_finish(program) : ms_command_fail(program, &err);
 }

@@ -24,6 +24,8 @@ typedef struct load_flags {
 
 static const char *const formats[] = {"q8", "bf16", NULL};
 
+static const char program[] = "moonshine bench load";
+
 #define FIELD(f) offsetof(load_flags, f)
 static const ms_option options[] = {
     {.name = "backend",
@@ -119,7 +121,11 @@ static ms_status measure(load_run *r, const char *model, ms_error *err) {
     MS_TRY(ms_probe_files_open(&r->files, model, err));
     if (!r->files.has_model) return ms_fail(err, MS_ERR_FORMAT, "%s: expected a checkpoint directory", model);
     const ms_model *m = &r->files.model;
-    ms_backend_options bo = {.name = f->backend, .threads = f->threads, .device = (int)f->device};
+    ms_backend_options bo = {.name = f->backend,
+                             .threads = f->threads,
+                             .device = (int)f->device,
+                             .log = ms_command_log,
+                             .log_arg = (void *)(uintptr_t)program};
     MS_TRY(ms_backend_open(&r->be, &bo, err));
     MS_TRY(m->lane->statics(m->config, f->static_format ? MS_STATIC_BF16 : MS_STATIC_Q8, &r->statics, err));
     for (size_t i = 0; i < r->statics.count; i++)
@@ -131,7 +137,7 @@ static ms_status measure(load_run *r, const char *model, ms_error *err) {
 int ms_bench_load(int argc, char **argv) {
     load_flags flags = {.repeat = 3, .probe_bytes = 512 << 20};
     const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &flags}};
-    const ms_option_set set = {.program = "moonshine bench load",
+    const ms_option_set set = {.program = program,
                                .synopsis = "[MODEL] [options]",
                                .about = "Reads and converts the resident weights of a checkpoint, beside what the "
                                         "reader alone gets from its files.",

@@ -308,12 +308,10 @@ static void report_text(const quality_run *r, ms_text *t) {
 
 /* ------------------------------------------------------------------ the whole run */
 
-static void log_line(void *arg, const char *line) { fprintf(stderr, "%s: %s\n", (const char *)arg, line); }
-
 static ms_status open_engine(const quality_run *r, const ms_model_flags *flags, const char *model, ms_engine **engine,
                              ms_session **session, ms_error *err) {
     ms_engine_options o = ms_model_flags_engine(flags, model);
-    o.log = log_line;
+    o.log = ms_command_log;
     o.log_arg = (void *)(uintptr_t)r->program;
     MS_TRY(ms_engine_open(engine, &o, err));
     return ms_session_create(session, *engine, err);

@@ -306,15 +306,13 @@ static ms_status draw(bench_run *r, ms_error *err) {
 
 /* ------------------------------------------------------------------ one engine */
 
-static void log_line(void *arg, const char *line) { fprintf(stderr, "%s: %s\n", (const char *)arg, line); }
-
 static ms_engine_options engine_options(const bench_run *r, const char *model, uint32_t slots) {
     ms_engine_options o = ms_model_flags_engine(r->model_flags, model);
     uint64_t need = (uint64_t)r->flags->prompt + r->flags->tokens;
     if (!o.context) o.context = need;
     o.experts = slots;
     o.snapshots = r->decode ? 1 : 0;
-    o.log = log_line;
+    o.log = ms_command_log;
     o.log_arg = (void *)(uintptr_t)r->program;
     return o;
 }

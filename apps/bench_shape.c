@@ -457,7 +457,9 @@ static ms_status create(shape_run *r, ms_error *err) {
     MS_TRY(write_model(r, err));
     ms_backend_options bo = {.name = f->backend,
                              .device = (int)f->device,
-                             .precision = f->precision ? MS_PRECISION_REFERENCE : MS_PRECISION_FAST};
+                             .precision = f->precision ? MS_PRECISION_REFERENCE : MS_PRECISION_FAST,
+                             .log = ms_command_log,
+                             .log_arg = (void *)(uintptr_t)SHAPE_PROGRAM};
     MS_TRY(ms_backend_open(&r->be, &bo, err));
     r->timed = r->be;
     MS_TRY(measure_copy(r, err));
@@ -480,7 +482,7 @@ static ms_status create(shape_run *r, ms_error *err) {
     double weights = shape_seconds(start);
     start = ms_clock_ns();
     MS_TRY(load_experts(r, err));
-    fprintf(stderr, "moonshine bench shape: weights %.1f s, experts %.1f s\n", weights, shape_seconds(start));
+    fprintf(stderr, SHAPE_PROGRAM ": weights %.1f s, experts %.1f s\n", weights, shape_seconds(start));
     MS_TRY(create_state(r, context, err));
     return create_workspace(r, err);
 }
@@ -656,7 +658,7 @@ static ms_status settle_reads(shape_flags *f, ms_error *err) {
 int ms_bench_shape(int argc, char **argv) {
     shape_flags flags = {.tokens = 32, .rows = 1, .guess = NOT_GIVEN, .depth = NOT_GIVEN, .real_layers = NOT_GIVEN};
     const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &flags}};
-    const ms_option_set set = {.program = "moonshine bench shape",
+    const ms_option_set set = {.program = SHAPE_PROGRAM,
                                .synopsis = "[options]",
                                .about = "Runs the official sizes with random weights made in memory, beside what the "
                                         "rates of memory and, with --hits, of the disk allow.",

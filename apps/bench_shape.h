@@ -9,6 +9,8 @@
 #include "lane/k3/k3_config.h"
 #include "session/engine.h"
 
+#define SHAPE_PROGRAM "moonshine bench shape"
+
 enum { SHAPE_PIECE_VALUES = 4 << 20, SHAPE_STAGING = 16, SHAPE_MAX_HITS = 8 };
 
 typedef struct shape_flags {

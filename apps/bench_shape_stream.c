@@ -82,7 +82,7 @@ ms_status shape_real_layers(shape_run *r, ms_error *err) {
     for (size_t l = real; l < t->layer_count; l++)
         memcpy(&t->extents[l * t->expert_count], &t->extents[l % real * t->expert_count],
                t->expert_count * sizeof *t->extents);
-    fprintf(stderr, "moonshine bench shape: experts of %u layers written, %.1f GB in %.1f s\n", real,
+    fprintf(stderr, SHAPE_PROGRAM ": experts of %u layers written, %.1f GB in %.1f s\n", real,
             1e-9 * (double)real * t->expert_count * (double)bytes, shape_seconds(start));
     return MS_OK;
 }

@@ -201,8 +201,6 @@ static ms_status run_session(ms_engine *e, const logits_flags *f, report *r, con
     return st;
 }
 
-static void log_line(void *arg, const char *line) { fprintf(stderr, "%s: %s\n", (const char *)arg, line); }
-
 /* Loading cannot be cancelled from inside; there is nothing to put away but the file. */
 static void loading(void *arg, uint64_t done, uint64_t total) {
     const report *r = arg;
@@ -219,7 +217,7 @@ static ms_status run(const char *program, const logits_flags *f, const ms_model_
     r.last = &r.first;
     ms_engine *e = NULL;
     ms_engine_options o = ms_model_flags_engine(mf, model);
-    o.log = log_line;
+    o.log = ms_command_log;
     o.log_arg = (void *)(uintptr_t)program;
     o.load_progress = loading;
     o.load_progress_arg = &r;

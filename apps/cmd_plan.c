@@ -102,6 +102,8 @@ int ms_command_plan(int argc, char **argv) {
     if (!model) return 2;
     ms_engine_options o = ms_model_flags_engine(&model_flags, model);
     o.snapshots = flags.snapshots;
+    o.log = ms_command_log;
+    o.log_arg = (void *)(uintptr_t)set.program;
     ms_plan *plan = NULL;
     ms_error err;
     if (ms_plan_create(&plan, &o, &err) != MS_OK) return ms_command_fail(set.program, &err);

@@ -156,8 +156,6 @@ static ms_status record(trace *t, ms_engine *e, const trace_flags *f, const ms_i
     return st;
 }
 
-static void log_line(void *arg, const char *line) { fprintf(stderr, "%s: %s\n", (const char *)arg, line); }
-
 static ms_status run(const char *program, const trace_flags *f, const ms_model_flags *mf, const char *model,
                      ms_error *err) {
     ms_ids ids = {0};
@@ -167,7 +165,7 @@ static ms_status run(const char *program, const trace_flags *f, const ms_model_f
     ms_status st = ms_token_ids_read(f->ids, f->ids_file, &ids, err);
     ms_engine_options o = ms_model_flags_engine(mf, model);
     if (!o.range_rows) o.range_rows = 1;
-    o.log = log_line;
+    o.log = ms_command_log;
     o.log_arg = (void *)(uintptr_t)program;
     ms_interrupt_watch();
     if (st == MS_OK) st = ms_file_writer_open(&t.out, f->out, f->replace, err); /* before the long load */

@@ -202,6 +202,10 @@ int ms_command_parse(const ms_option_set *set, int argc, char **argv, ms_option_
     return ms_command_finish(set->program);
 }
 
+void ms_command_log(void *program, const char *line) {
+    fprintf(stderr, "%s: %s\n", (const char *)program, line);
+}
+
 int ms_command_fail(const char *program, const ms_error *err) {
     fprintf(stderr, "%s: %s\n", program, err->message);
     if (err->code == MS_ERR_USAGE) return 2;

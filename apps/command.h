@@ -43,6 +43,8 @@ void ms_command_begin(void);
 int ms_command_parse(const ms_option_set *set, int argc, char **argv, ms_option_result *result);
 /* Prints "program: message" to stderr and gives the exit code of the error. */
 int ms_command_fail(const char *program, const ms_error *err);
+/* A log of engines and backends: "program: line" to stderr.  program: a const char *, cast as those members need. */
+void ms_command_log(void *program, const char *line);
 /* Flushes standard output.  A write error there is exit code 1 with a message, a closed pipe 141 without one. */
 int ms_command_finish(const char *program);
 /* The MODEL argument or MOONSHINE_MODEL; NULL after a message when neither is given or the argument is empty.  An empty

@@ -24,7 +24,7 @@ static bool program_folder(char *out, size_t bytes) {
 }
 
 /* A file that exists but does not load is an error of its own: looking further would hide it. */
-static void *open_library(const char *file, ms_error *err) {
+static void *open_library(const char *name, const char *file, ms_error *err) {
     char folder[PATH_MAX], path[PATH_MAX + 64];
     static const char *const places[] = {"", "../lib/"};
     if (program_folder(folder, sizeof folder)) {
@@ -37,12 +37,13 @@ static void *open_library(const char *file, ms_error *err) {
         }
     }
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    if (!library) (void)ms_fail(err, MS_ERR_UNSUPPORTED, "%s", dlerror());
+    if (!library) (void)ms_fail(err, MS_ERR_UNSUPPORTED, "%s (make GPU=%s builds it)", dlerror(), name);
     return library;
 }
 
-static ms_status open_gpu(ms_backend **out, const char *file, const ms_backend_options *o, ms_error *err) {
-    void *library = open_library(file, err);
+static ms_status open_gpu(ms_backend **out, const char *const of[2], const ms_backend_options *o, ms_error *err) {
+    const char *file = of[1];
+    void *library = open_library(of[0], file, err);
     if (!library) return MS_ERR_UNSUPPORTED;
     ms_backend_gpu_create_fn *create;
     void *symbol = dlsym(library, MS_GPU_CREATE_SYMBOL);
@@ -70,7 +71,7 @@ static ms_status open_auto(ms_backend **out, const ms_backend_options *o, ms_err
     char line[2 * sizeof err->message] = "no GPU is used:";
     for (size_t i = 0; i < AUTO_LIBRARIES; i++) {
         ms_error why = {0};
-        if (open_gpu(out, libraries[i][1], o, &why) == MS_OK) return MS_OK;
+        if (open_gpu(out, libraries[i], o, &why) == MS_OK) return MS_OK;
         size_t at = strlen(line);
         (void)snprintf(line + at, sizeof line - at, "%s %s", i ? ";" : "", why.message);
     }
@@ -85,6 +86,6 @@ ms_status ms_backend_open(ms_backend **out, const ms_backend_options *options, m
     if (!strcmp(name, "cpu")) return open_cpu(out, options, err);
     if (!strcmp(name, "auto")) return open_auto(out, options, err);
     for (size_t i = 0; i < LIBRARIES; i++)
-        if (!strcmp(name, libraries[i][0])) return open_gpu(out, libraries[i][1], options, err);
+        if (!strcmp(name, libraries[i][0])) return open_gpu(out, libraries[i], options, err);
     return ms_fail(err, MS_ERR_USAGE, "backend \"%s\": expected auto, cpu, hip or cuda", name);
 }

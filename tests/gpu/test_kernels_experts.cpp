@@ -96,7 +96,10 @@ static void install(void *slot, const std::vector<uint8_t> &bytes, size_t at, ms
     memcpy(bad, f.data(), 12);
 }
 
-static results run_kernels(const problem &p, bool fast, bool wide) {
+enum kernel_form { FORM_PLAIN, FORM_WIDE, FORM_WIDE_ALWAYS }; /* the last one also for items of few rows */
+
+static results run_kernels(const problem &p, bool fast, kernel_form form) {
+    const bool wide = form != FORM_PLAIN;
     device z(p.z), w(p.weights), y(nullptr, (size_t)p.n * p.k * p.hidden * 4), out(nullptr, (size_t)p.n * p.hidden * 4);
     halves norm16 = to_bf16(p.norm);
     device norm(fast ? (const void *)norm16.data() : p.norm.data(), p.norm.size() * (fast ? 2 : 4));
@@ -146,6 +149,7 @@ static results run_kernels(const problem &p, bool fast, bool wide) {
         experts_table_build(&a.table, &used, host.data(), table.as<void>(), b.data(), (uint32_t)b.size(),
                             experts_most(wide));
         assert_true(used <= host.size() * 8);
+        if (form == FORM_WIDE_ALWAYS) a.table.few = 0;
         assert_int_equal(gpuMemcpyAsync(table.as<void>(), host.data(), used, gpuMemcpyHostToDevice, 0), gpuSuccess);
         k_experts_run(0, &a, fast);
     }
@@ -164,10 +168,12 @@ static void check(uint32_t hidden, uint32_t inner, uint32_t n, uint32_t k, uint3
                    fast ? "fast" : "reference", (int)kind);
     problem p = make_problem(hidden, inner, n, k, spread, kind);
     results expected = run_oracle(p, fast);
-    for (int wide = 0; wide <= (fast && GPU_WIDE_HOST); wide++) {
-        results found = run_kernels(p, fast, wide);
-        expect_bits(expected.y, found.y, label, wide ? "result, wide" : "result");
-        expect_bits(expected.out, found.out, label, wide ? "sum, wide" : "sum");
+    static const char *const names[][2] = {
+        {"result", "sum"}, {"result, wide", "sum, wide"}, {"result, always wide", "sum, always wide"}};
+    for (int form = FORM_PLAIN; form <= (fast && GPU_WIDE_HOST ? FORM_WIDE_ALWAYS : FORM_PLAIN); form++) {
+        results found = run_kernels(p, fast, (kernel_form)form);
+        expect_bits(expected.y, found.y, label, names[form][0]);
+        expect_bits(expected.out, found.out, label, names[form][1]);
     }
 }
 
@@ -220,7 +226,7 @@ static void test_scales(void **state) {
         size_t matrix = mx_matrix_bytes(32, 288), packed = matrix / 17 * 16;
         for (size_t i = 0; i < p.sources[0].size(); i++)
             p.sources[0][i] = (uint8_t)(i % matrix < packed ? i * 37 % 256 : (i % matrix - packed) % 255);
-        results expected = run_oracle(p, fast), found = run_kernels(p, fast, wide);
+        results expected = run_oracle(p, fast), found = run_kernels(p, fast, wide ? FORM_WIDE : FORM_PLAIN);
         expect_bits(expected.y, found.y, wide ? "scales, wide" : "scales", "result");
     }
 }

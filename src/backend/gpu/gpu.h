@@ -70,6 +70,7 @@ typedef dim3 gpuDim3;
 #define gpuEventSynchronize     GPU_API(EventSynchronize)
 #define gpuEventQuery           GPU_API(EventQuery)
 #define gpuErrorNotReady        GPU_API(ErrorNotReady)
+#define gpuErrorOldDriver       GPU_API(ErrorInsufficientDriver)
 static inline gpuError_t gpuEventCreate(gpuEvent_t *e) {
     return GPU_API(EventCreateWithFlags)(e, GPU_API(EventDisableTiming));
 }

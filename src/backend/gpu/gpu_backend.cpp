@@ -410,6 +410,8 @@ ms_status check_caller(const ms_gpu_options *o, ms_error *err) {
 ms_status find_device(int device, ms_error *err) {
     int count = 0;
     gpuError_t e = gpuGetDeviceCount(&count);
+    if (e == gpuErrorOldDriver)
+        return ms_fail(err, MS_ERR_UNSUPPORTED, "no " GPU_NAME " device: its driver is missing, or too old");
     if (e != gpuSuccess || count <= 0)
         return ms_fail(err, MS_ERR_UNSUPPORTED, "no " GPU_NAME " device: %s",
                        e != gpuSuccess ? gpuGetErrorString(e) : "none found");

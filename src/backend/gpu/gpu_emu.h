@@ -62,6 +62,7 @@ static inline void gpu_emu_call(void (*kern)(Params...), gpuDim3 grid, gpuDim3 b
 #define GPU_BACKEND_NAME                           "gpu-emulated"
 #define gpuSuccess                                 0
 #define gpuErrorNotReady                           3
+#define gpuErrorOldDriver                          35
 enum { gpuMemcpyHostToDevice, gpuMemcpyDeviceToHost, gpuMemcpyDeviceToDevice };
 static inline const char *gpuGetErrorString(gpuError_t e) { return e == 2 ? "out of memory" : "emulator error"; }
 static inline gpuError_t gpuGetLastError(void) { return 0; }

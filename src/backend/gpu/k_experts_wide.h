@@ -5,7 +5,7 @@
 //   to shared memory; a team of adders multiplies and adds.  A stage has two groups of 32 columns; makers are up to
 //   WIDE_MX_STAGES stages ahead; gates (gpu_gate.h) say which stages are full and which are free.
 // Rows are the left tile: so a lane adds to two of them only, and has their scales in four registers.  With weights on
-//   the left it reads 22 scales a group from shared memory, which bounds all (166 against 276 TFLOP/s on an H200).
+//   the left it reads 22 scales a group from shared memory, which bounds all (166 against 230 TFLOP/s on an H200).
 // Order: even groups first, then odd ones (a pass each): g and g + 2 of a stage belong to two of the four partial sums
 //   of docs/numerics.md, for both of which a lane has registers.  The sum of the even ones waits in shared memory.
 // Sums: int8 rows are halves; so are nibbles times the scale of their group over 64, where that is moderate
@@ -44,6 +44,13 @@ K_BOTH uint32_t wide_mx_stages(uint32_t groups) { return (groups + 3) / 4; }
 K_BOTH uint32_t wide_mx_row(uint32_t groups) { return 4 * wide_mx_stages(groups); }
 K_BOTH uint32_t wide_mx_place(uint32_t g, uint32_t groups) {
     return 2 * (g % 2 * wide_mx_stages(groups) + g / 4) + g / 2 % 2;
+}
+
+// Whether places in rows of halves fit 32 bits.
+static inline bool wide_mx_fits(uint32_t rows, uint32_t pairs, uint32_t hidden, uint32_t inner) {
+    const uint64_t z = (uint64_t)rows * wide_mx_row(hidden / K_MX_GROUP),
+                   act = (uint64_t)pairs * wide_mx_row(inner / K_MX_GROUP);
+    return (z > act ? z : act) <= UINT32_MAX / (WIDE_MX_GROUP_BYTES / 16);
 }
 
 #if GPU_WIDE_HOST
@@ -402,13 +409,6 @@ GPU_KERNEL GPU_BOUNDS(WIDE_MX_THREADS, WIDE_MX_BLOCKS) k_experts_outer_wide(expe
 }
 
 // ---------------------------------------------------------------- host
-// Whether places in rows of halves fit 32 bits.
-static inline bool wide_mx_fits(uint32_t rows, uint32_t pairs, uint32_t hidden, uint32_t inner) {
-    const uint64_t z = (uint64_t)rows * wide_mx_row(hidden / K_MX_GROUP),
-                   act = (uint64_t)pairs * wide_mx_row(inner / K_MX_GROUP);
-    return (z > act ? z : act) <= UINT32_MAX / (WIDE_MX_GROUP_BYTES / 16);
-}
-
 static inline void wide_mx_launch_rows(gpuStream_t stream, const experts_args *a) {
     const size_t waves = (size_t)a->rows * (a->hidden / K_MX_GROUP), each = WIDE_MX_ROWS_THREADS / GPU_WAVE;
     GPU_LAUNCH(k_experts_rows_wide, gpuDim3((uint32_t)((waves + each - 1) / each)), gpuDim3(WIDE_MX_ROWS_THREADS),

@@ -517,7 +517,7 @@ GPU_DEV void mla_slice_copy(mla_sum_shared &sh, const gpu_bf16 *rows, uint32_t f
     for (uint32_t i = gpu_tid(); i < MLA_TILE * (MLA_SLICE / 8); i += MLA_THREADS) {
         const uint32_t key = i / (MLA_SLICE / 8), col = i % (MLA_SLICE / 8) * 8;
         if (first + key < count)
-            gpu_copy16(&sh.tile[first / MLA_TILE % MLA_STAGES][key][col],
+            gpu_copy16_or_zero(&sh.tile[first / MLA_TILE % MLA_STAGES][key][col],
                        rows + (size_t)(first + key) * MLA_WIDTH + col);
     }
     gpu_copy_batch();
