@@ -516,7 +516,7 @@ GPU_DEV void mla_head_softmax(mla_sum_shared &sh, uint32_t h, const float *score
 GPU_DEV void mla_slice_copy(mla_sum_shared &sh, const gpu_bf16 *rows, uint32_t first, uint32_t count) {
     for (uint32_t i = gpu_tid(); i < MLA_TILE * (MLA_SLICE / 8); i += MLA_THREADS) {
         const uint32_t key = i / (MLA_SLICE / 8), col = i % (MLA_SLICE / 8) * 8;
-        if (first + key < count)
+        if (first + key < count) // never NULL; but with gpu_copy16 this kernel spills on sm_120
             gpu_copy16_or_zero(&sh.tile[first / MLA_TILE % MLA_STAGES][key][col],
                        rows + (size_t)(first + key) * MLA_WIDTH + col);
     }
