@@ -29,6 +29,8 @@ typedef struct store_flags {
     double gb[MAX_RATES]; /* the same as numbers */
 } store_flags;
 
+static const char program[] = "moonshine bench store";
+
 #define FIELD(f) offsetof(store_flags, f)
 static const ms_option options[] = {
     {.name = "latent",
@@ -61,11 +63,6 @@ static const ms_option options[] = {
 };
 
 /* ------------------------------------------------------------------ the codec */
-
-static void on_log(void *arg, const char *line) {
-    (void)arg;
-    fprintf(stderr, "%s\n", line);
-}
 
 typedef struct coding {
     ms_expert_shape shape;
@@ -197,7 +194,10 @@ static ms_status decode_parallel(coding *c, unsigned threads, ms_error *err) {
 static ms_status decode_device(coding *c, const char *name, ms_error *err) {
     enum { DEVICE_EXPERTS = MS_DECODE_BATCH, ROUNDS = 20 };
     ms_backend *be = NULL;
-    const ms_backend_options bo = {.name = name, .precision = MS_PRECISION_FAST, .log = on_log};
+    const ms_backend_options bo = {.name = name,
+                                   .precision = MS_PRECISION_FAST,
+                                   .log = ms_command_log,
+                                   .log_arg = (void *)(uintptr_t)program};
     MS_TRY(ms_backend_open(&be, &bo, err));
     size_t block = ms_mzg2_block_max_bytes(c->shape),
            bytes[3] = {DEVICE_EXPERTS * c->bytes, EXPERTS * block, sizeof *c->tables + 4096};
@@ -333,7 +333,8 @@ static ms_status bench_rate(const ms_engine_options *base, const char *store, do
     MS_TRY(decode_tokens(&packed, &o, tokens, err));
     o.store = "auto";
     o.auto_store = store;
-    o.log = on_log;
+    o.log = ms_command_log;
+    o.log_arg = (void *)(uintptr_t)program;
     MS_TRY(decode_tokens(&chosen, &o, tokens, err));
     printf("drive of %g GB/s: %s wins, %.2f times\n", gb, packed.tokens_s > raw.tokens_s ? "the store" : "raw",
            packed.tokens_s > raw.tokens_s ? packed.tokens_s / raw.tokens_s : raw.tokens_s / packed.tokens_s);
@@ -365,7 +366,7 @@ int ms_bench_store(int argc, char **argv) {
     const ms_option_group groups[] = {{"Options", options, sizeof options / sizeof options[0], &flags},
                                       {"Model", ms_model_option_table, ms_model_option_count, &model_flags}};
     const ms_option_set set = {
-        .program = "moonshine bench store",
+        .program = program,
         .synopsis = "[MODEL --store DIR] [options]",
         .about =
             "Measures the codec of the compressed expert store. With MODEL: decoded tokens a second from raw and from "

@@ -7,6 +7,8 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -94,8 +96,43 @@ static void refused_arguments(void **state) {
     refused("extra", (const char *const[]){QUICK, "extra", NULL});
 }
 
+/* Whether a GPU's library lies beside the program: then what `auto` does depends on the machine. */
+static bool has_library(const char *file) {
+    const char *folder = getenv("MOONSHINE_BIN");
+    char path[4096];
+    (void)snprintf(path, sizeof path, "%s/%s", folder && *folder ? folder : "build", file);
+    return access(path, F_OK) == 0;
+}
+
+static void backend_from_the_environment(void **state) {
+    (void)state;
+    assert_int_equal(setenv("MOONSHINE_BACKEND", "nonsense", 1), 0);
+    refused("\"nonsense\"", (const char *const[]){"bench", "gpu", NULL});
+    assert_int_equal(unsetenv("MOONSHINE_BACKEND"), 0);
+}
+
+/* `auto` without a GPU is the CPU, and says so, with what would build the libraries. */
+static void no_gpu_is_said(void **state) {
+    (void)state;
+    if (has_library("libmoonshine_cuda.so") || has_library("libmoonshine_hip.so")) skip();
+    const char *const bench[] = {"bench", "gpu", "--backend", "auto", "--rounds", "1", "--time", "1",
+                                 "--shapes", "small", "--only", "residual", NULL},
+                      *const plan[] = {"plan", "models/k3-nano", "--backend", "auto", NULL};
+    const char *const *const runs[] = {bench, plan};
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        cli c;
+        assert_int_equal(cli_run(&c, "moonshine", runs[i], ""), 0);
+        const char *const words[] = {": no GPU is used: ", "(make GPU=cuda builds it)", "(make GPU=hip builds it)"};
+        for (size_t w = 0; w < sizeof words / sizeof words[0]; w++)
+            if (!strstr(c.err_text.data, words[w])) fail_msg("no '%s' in: %s", words[w], c.err_text.data);
+        cli_free(&c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(table_and_file), cmocka_unit_test(only_some),
-                                       cmocka_unit_test(refused_arguments)};
+                                       cmocka_unit_test(refused_arguments),
+                                       cmocka_unit_test(backend_from_the_environment),
+                                       cmocka_unit_test(no_gpu_is_said)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

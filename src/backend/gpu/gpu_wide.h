@@ -179,36 +179,29 @@ GPU_DEV uint64_t gpu_wide_tile(const uint8_t *tile) {
            (uint64_t)64 << 32 | (uint64_t)1 << 62;
 }
 
-// d = left * right for 32 columns k, or d += with `more`.
-#define GPU_WIDE_D(b) "+r"(d[b][0]), "+r"(d[b][1]), "+r"(d[b][2]), "+r"(d[b][3])
+// d = left * right, or d += with `more`: what `kind` says, with sums in registers of constraint c.
+#define GPU_WIDE_D(c, b) c(d[b][0]), c(d[b][1]), c(d[b][2]), c(d[b][3])
+#define GPU_WIDE_STEP(kind, c, signs)                                                                                  \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                         \
+                 "wgmma.mma_async.sync.aligned." kind                                                                  \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                            \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                   \
+                 "%32, %33, p" signs ";\n}\n"                                                                          \
+                 : GPU_WIDE_D(c, 0), GPU_WIDE_D(c, 1), GPU_WIDE_D(c, 2), GPU_WIDE_D(c, 3), GPU_WIDE_D(c, 4),           \
+                   GPU_WIDE_D(c, 5), GPU_WIDE_D(c, 6), GPU_WIDE_D(c, 7)                                                \
+                 : "l"(left), "l"(right), "r"(more))
+// 32 columns of int8; 16 of halves.
 GPU_DEV void gpu_wide_s8_step(int32_t (&d)[GPU_WIDE_BLOCKS][4], uint64_t left, uint64_t right, int more) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "%32, %33, p;\n}\n"
-                 : GPU_WIDE_D(0), GPU_WIDE_D(1), GPU_WIDE_D(2), GPU_WIDE_D(3), GPU_WIDE_D(4), GPU_WIDE_D(5),
-                   GPU_WIDE_D(6), GPU_WIDE_D(7)
-                 : "l"(left), "l"(right), "r"(more));
+    GPU_WIDE_STEP("m64n64k32.s32.s8.s8", "+r", "");
+}
+GPU_DEV void gpu_wide_f16_step(float (&d)[GPU_WIDE_BLOCKS][4], uint64_t left, uint64_t right, int more) {
+    GPU_WIDE_STEP("m64n64k16.f32.f16.f16", "+f", ", 1, 1, 0, 0");
 }
 
 GPU_DEV void gpu_wide_s8(int32_t (&d)[GPU_WIDE_BLOCKS][4], const uint8_t *left, const uint8_t *right) {
     const uint64_t l = gpu_wide_tile(left), r = gpu_wide_tile(right);
     GPU_UNROLL
     for (uint32_t k = 0; k < 4; k++) gpu_wide_s8_step(d, l + 2 * k, r + 2 * k, k > 0);
-}
-
-// The same for 16 columns of halves.
-#define GPU_WIDE_F(b) "+f"(d[b][0]), "+f"(d[b][1]), "+f"(d[b][2]), "+f"(d[b][3])
-GPU_DEV void gpu_wide_f16_step(float (&d)[GPU_WIDE_BLOCKS][4], uint64_t left, uint64_t right, int more) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "%32, %33, p, 1, 1, 0, 0;\n}\n"
-                 : GPU_WIDE_F(0), GPU_WIDE_F(1), GPU_WIDE_F(2), GPU_WIDE_F(3), GPU_WIDE_F(4), GPU_WIDE_F(5),
-                   GPU_WIDE_F(6), GPU_WIDE_F(7)
-                 : "l"(left), "l"(right), "r"(more));
 }
 
 GPU_DEV void gpu_wide_f16(float (&d)[GPU_WIDE_BLOCKS][4], const uint8_t *left, const uint8_t *right, uint32_t byte) {

@@ -518,7 +518,7 @@ GPU_DEV void mla_slice_copy(mla_sum_shared &sh, const gpu_bf16 *rows, uint32_t f
         const uint32_t key = i / (MLA_SLICE / 8), col = i % (MLA_SLICE / 8) * 8;
         if (first + key < count) // never NULL; but with gpu_copy16 this kernel spills on sm_120
             gpu_copy16_or_zero(&sh.tile[first / MLA_TILE % MLA_STAGES][key][col],
-                       rows + (size_t)(first + key) * MLA_WIDTH + col);
+                               rows + (size_t)(first + key) * MLA_WIDTH + col);
     }
     gpu_copy_batch();
 }
